@@ -1,0 +1,53 @@
+# make demo | test | lint | bench | clean. Each sets up .venv first, once; nothing is installed twice.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
+JOBS   ?= 2
+
+# One thread a process: results are then the same bits everywhere, and tests that run side by side do not fight for cores.
+test demo bench: export OMP_NUM_THREADS ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench clean
+
+help:
+	@echo "make demo    train a small model with four simulated workers and show its report"
+	@echo "make test    style, types and tests"
+	@echo "make lint    style and types only"
+	@echo "make bench   reproduction and speed tables"
+	@echo "make clean   remove caches and build leftovers (keeps .venv and runs/)"
+
+$(READY): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "Gossamer needs Python 3.11 or newer, and $(PYTHON) was not found. Try: make PYTHON=/path/to/python3.11"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "Gossamer needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V 2>&1). Try: make PYTHON=python3.11"; exit 1; }
+	@echo "setting up $(VENV) (once, about a minute when the downloads are quick)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
+		echo "$(PYTHON) could not make a virtual environment; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
+	@$(PIP) install "$$(grep '^torch==' constraints.txt)"
+	@$(PIP) install -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(READY)
+	@$(BIN)/python -m gossamer demo
+
+test: lint
+	@echo "tests"
+	@$(BIN)/python -m pytest -q -n $(JOBS) --dist loadscope
+
+lint: $(READY)
+	@echo "style"
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --check --quiet . || { echo "some files are not formatted; run: $(BIN)/ruff format"; exit 1; }
+	@echo "types"
+	@$(BIN)/mypy --no-error-summary
+
+bench: $(READY)
+	@$(BIN)/python -m bench
+
+clean:
+	@rm -rf build dist .pytest_cache .ruff_cache .mypy_cache .cache *.egg-info
+	@find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

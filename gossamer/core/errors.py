@@ -1,0 +1,11 @@
+"""The two ways a run can end badly, told apart by exit code."""
+
+from __future__ import annotations
+
+
+class BadInput(ValueError):
+    """What the user gave cannot work. The message names the value, what was expected and the remedy (exit code 2)."""
+
+
+class RunFailed(RuntimeError):
+    """A run that started and could not go on: a dead worker, a deadlock, replicas that diverged (exit code 1)."""

@@ -1,0 +1,332 @@
+"""Who trains, and what lies between them: sites with their GPUs, and directed links between sites or regions.
+
+A worker is a seat, an integer 0 .. n-1; the fleet maps it to (site, rank), counting the sites in their order. Nothing here grows with the
+square of the number of workers: a fleet of ten thousand is a list of sites and a few links between regions.
+
+>>> a100 = Gpu("A100 80GB", tflops=312.0, memory_gb=80.0)
+>>> one = Site("lab", "here", a100, workers=2, mfu=0.5, up_mbps=1000.0, down_mbps=1000.0)
+>>> two = Site("farm", "there", a100, mfu=0.25, up_mbps=100.0, down_mbps=100.0)
+>>> wire = Link(rate_mbps=1000.0, latency_ms=10.0)
+>>> fleet = Fleet("pair", (one, two), {("here", "there"): wire, ("there", "here"): wire})
+>>> fleet.n, fleet.site(2).name, fleet.rank(1), fleet.link(0, 2).latency_ms
+(3, 'farm', 1, 10.0)
+>>> fleet.speeds(batch=1, sequence=1000, flops_per_token=1e9)
+[156.0, 156.0, 78.0]
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from gossamer.core.errors import BadInput
+
+MSS_BYTES = 1460
+"""Payload of one TCP segment on Ethernet."""
+
+
+def _above_zero(value: float, what: str, *, finite: bool = True) -> None:
+    if not value > 0 or (finite and math.isinf(value)):
+        raise BadInput(f"{what} is {value}: expected a {'finite ' if finite else ''}number above 0")
+
+
+def _not_negative(value: float, what: str) -> None:
+    if not 0 <= value < math.inf:
+        raise BadInput(f"{what} is {value}: expected a finite number, 0 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A factor on a rate that changes over time: factors[k] holds from times_s[k] to times_s[k+1], the last one for good.
+
+    >>> trace = Trace((0.0, 10.0), (1.0, 0.5))
+    >>> trace.factor(10.0), trace.next_change(3.0), trace.finish(8.0, work_s=4.0)
+    (0.5, 10.0, 14.0)
+    """
+
+    times_s: tuple[float, ...]
+    factors: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        times, factors = self.times_s, self.factors
+        if not times or len(times) != len(factors):
+            raise BadInput(f"a trace has {len(times)} times and {len(factors)} factors: give one factor for each time, at least one")
+        if times[0] != 0 or any(not a < b < math.inf for a, b in pairwise(times)):
+            raise BadInput(f"the times of a trace are {list(times)}: they must start at 0 and rise")
+        if any(not 0 <= f < math.inf for f in factors) or factors[-1] == 0:
+            raise BadInput(f"the factors of a trace are {list(factors)}: expected 0 (an outage) or more, and the last one above 0")
+
+    def factor(self, at_s: float) -> float:
+        """The factor that holds at `at_s` (seconds, 0 or more)."""
+        return self.factors[bisect_right(self.times_s, at_s) - 1]
+
+    def next_change(self, at_s: float) -> float:
+        """The first change after `at_s`; infinity when there is none."""
+        k = bisect_right(self.times_s, at_s)
+        return self.times_s[k] if k < len(self.times_s) else math.inf
+
+    def finish(self, start_s: float, work_s: float) -> float:
+        """When work that takes `work_s` seconds at factor 1 ends, begun at `start_s`: the e with integral of the factor from start to e
+        equal to work_s."""
+        now_s = start_s
+        while True:
+            factor, change_s = self.factor(now_s), self.next_change(now_s)
+            if factor * (change_s - now_s) >= work_s:
+                return now_s + work_s / factor if work_s else now_s
+            work_s -= factor * (change_s - now_s)
+            now_s = change_s
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One accelerator, by its data sheet."""
+
+    name: str
+    tflops: float
+    """Dense bf16 peak, 1e12 floating-point operations a second (without 2:4 sparsity)."""
+    memory_gb: float
+
+    def __post_init__(self) -> None:
+        _above_zero(self.tflops, f"tflops of GPU {self.name!r}")
+        _above_zero(self.memory_gb, f"memory_gb of GPU {self.name!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Workers of one kind in one place, one GPU each."""
+
+    name: str
+    region: str
+    gpu: Gpu
+    up_mbps: float
+    """What each worker can send, over all its messages together, in Mbit/s (infinity: only links limit)."""
+    down_mbps: float
+    """What each worker can receive, likewise."""
+    workers: int = 1
+    mfu: float = 0.4
+    """Model FLOPs utilisation: the part of the peak that training really reaches, above 0, at most 1."""
+    overhead_s: float = 0.0
+    """t0: what every step costs apart from its tokens, in seconds."""
+    speed: float = 1.0
+    """Relative speed of the host: divides the whole step time (a shared card, a throttled machine)."""
+    step_s: tuple[tuple[int, float], ...] = ()
+    """A measured profile: (tokens of a step, seconds), tokens rising. When given it replaces mfu and overhead_s."""
+    trace: Trace | None = None
+    """Factor over time on both up_mbps and down_mbps."""
+
+    def __post_init__(self) -> None:
+        me = f"of site {self.name!r}"
+        if self.workers < 1:
+            raise BadInput(f"workers {me} is {self.workers}: expected 1 or more (leave an empty site out)")
+        if not 0 < self.mfu <= 1:
+            raise BadInput(f"mfu {me} is {self.mfu}: expected a part of the peak, above 0 and at most 1 (0.4 is usual)")
+        _not_negative(self.overhead_s, f"overhead_s {me}")
+        _above_zero(self.speed, f"speed {me}")
+        _above_zero(self.up_mbps, f"up_mbps {me}", finite=False)
+        _above_zero(self.down_mbps, f"down_mbps {me}", finite=False)
+        tokens = [t for t, _ in self.step_s]
+        if any(t < 1 or not 0 < s < math.inf for t, s in self.step_s) or any(a >= b for a, b in pairwise(tokens)):
+            raise BadInput(f"step_s {me} is {list(self.step_s)}: expected pairs (tokens of a step, seconds), both above 0, tokens rising")
+        if self.step_s and self.speed != 1.0:
+            raise BadInput(f"site {self.name!r} has a measured step_s and speed {self.speed}: a measured time needs no factor; drop one")
+
+    def time_s(self, tokens: int, flops_per_token: float) -> float:
+        """Seconds of one inner step on `tokens` tokens: t = (t0 + tokens * flops_per_token / (mfu * peak)) / speed.
+
+        With a measured profile: interpolated between its points, continued along the outer segments beyond them (never below half of
+        what the nearest point gives per token), in proportion to tokens when there is one point.
+        """
+        if not self.step_s:
+            return (self.overhead_s + tokens * flops_per_token / (self.mfu * self.gpu.tflops * 1e12)) / self.speed
+        points = self.step_s
+        k = min(max(bisect_right([t for t, _ in points], tokens), 1), len(points) - 1)
+        near_t, near_s = points[0] if tokens <= points[0][0] else points[-1]
+        if len(points) == 1:
+            return near_s * tokens / near_t
+        (t0, s0), (t1, s1) = points[k - 1], points[k]
+        line_s = s0 + (s1 - s0) * (tokens - t0) / (t1 - t0)
+        return line_s if t0 <= tokens <= t1 else max(line_s, 0.5 * near_s * tokens / near_t)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One direction between two workers. Every ordered pair of workers has its own; what they share are their up- and downlinks."""
+
+    rate_mbps: float
+    latency_ms: float
+    """One way: half the round-trip time."""
+    jitter_ms: float = 0.0
+    """Mean of an exponential delay added to each message (order within a pair is kept)."""
+    loss: float = 0.0
+    """Packet loss rate, 0 <= loss < 1. It limits TCP's rate; it never loses a message."""
+    window_bytes: int | None = None
+    """TCP window of one connection."""
+    connections: int = 1
+    """TCP connections that carry one message side by side: window and loss limit each of them, rate_mbps limits all."""
+    trace: Trace | None = None
+    """Factor on the rate over time."""
+
+    def __post_init__(self) -> None:
+        _above_zero(self.rate_mbps, "rate_mbps of a link")
+        _not_negative(self.latency_ms, "latency_ms of a link")
+        _not_negative(self.jitter_ms, "jitter_ms of a link")
+        if not 0 <= self.loss < 1:
+            raise BadInput(f"loss of a link is {self.loss}: expected a packet loss rate from 0 to below 1 (0.001 for 0.1 %)")
+        if self.window_bytes is not None and self.window_bytes < MSS_BYTES:
+            raise BadInput(f"window_bytes of a link is {self.window_bytes}: expected at least one segment of {MSS_BYTES} bytes")
+        if self.connections < 1:
+            raise BadInput(f"connections of a link is {self.connections}: expected 1 or more")
+
+    @property
+    def flow_mbps(self) -> float:
+        """What one message can get when it is alone, in Mbit/s.
+
+        min(rate, connections * min(window / RTT, MSS / (RTT * sqrt(2 p / 3)))), RTT = 2 * latency, p the loss; the last term is the
+        steady state of TCP under random loss (Mathis, Semke, Mahdavi, Ott 1997).
+
+        >>> Link(rate_mbps=1000.0, latency_ms=50.0, window_bytes=1_250_000).flow_mbps
+        100.0
+        """
+        rtt_s = 2e-3 * self.latency_ms
+        one_bytes_s = math.inf
+        if rtt_s > 0 and self.window_bytes is not None:
+            one_bytes_s = self.window_bytes / rtt_s
+        if rtt_s > 0 and self.loss > 0:
+            one_bytes_s = min(one_bytes_s, MSS_BYTES / (rtt_s * math.sqrt(2 * self.loss / 3)))
+        return min(self.rate_mbps, self.connections * one_bytes_s * 8e-6)
+
+
+LAN = Link(rate_mbps=100_000.0, latency_ms=0.05)
+"""Between workers of one site unless the fleet says otherwise: 100 Gbit/s, 0.05 ms."""
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """All workers and links.
+
+    `links` is directed, keyed (from, to); each end names a site or a region. The most exact key wins: (site, site), (site, region),
+    (region, site), (region, region). Workers of one site are joined by `local`; two sites of one region by (region, region).
+
+    Raises:
+        BadInput: a pair of sites without a link, a link to nowhere, a name used twice.
+    """
+
+    name: str
+    sites: tuple[Site, ...]
+    links: Mapping[tuple[str, str], Link]
+    local: Link = LAN
+    message_s: float = 0.0
+    """What every message costs apart from rate and latency, in seconds."""
+    source: str = ""
+    """Where the numbers come from, for people."""
+    _site_of: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    _first: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    _place_of: tuple[int, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        _not_negative(self.message_s, f"message_s of fleet {self.name!r}")
+        if not self.sites:
+            raise BadInput(f"fleet {self.name!r} has no sites: give at least one")
+        self._check_names()
+        self._check_links()
+        named = {end for pair in self.links for end in pair}
+        first: list[int] = []
+        site_of: list[int] = []
+        places: dict[int, tuple[str, int]] = {}
+        for s, site in enumerate(self.sites):
+            first.append(len(site_of))
+            site_of += [s] * site.workers
+            alone = site.workers > 1 or (site.name in named and site.name != site.region)
+            places[s] = (site.name, s) if alone else (site.region, -1)
+        index = {place: k for k, place in enumerate(dict.fromkeys(places.values()))}
+        object.__setattr__(self, "_first", tuple(first))
+        object.__setattr__(self, "_site_of", tuple(site_of))
+        object.__setattr__(self, "_place_of", tuple(index[places[s]] for s in site_of))
+
+    def _check_names(self) -> None:
+        regions = {site.region for site in self.sites}
+        seen: set[str] = set()
+        for site in self.sites:
+            if site.name in seen:
+                raise BadInput(f"fleet {self.name!r} has two sites named {site.name!r}: give each its own name")
+            if site.name in regions and site.name != site.region:
+                raise BadInput(f"site {site.name!r} lies in region {site.region!r} and has the name of another region: rename it")
+            seen.add(site.name)
+        for pair in self.links:
+            for end in pair:
+                if end not in seen and end not in regions:
+                    raise BadInput(
+                        f"the link {pair[0]!r} -> {pair[1]!r} names {end!r}, which is no site or region of fleet {self.name!r}: "
+                        f"expected one of {', '.join(sorted(regions | seen)[:20])}"
+                    )
+
+    def _check_links(self) -> None:
+        by_region: dict[str, list[Site]] = {}
+        for site in self.sites:
+            by_region.setdefault(site.region, []).append(site)
+        for from_region, senders in by_region.items():
+            for to_region, receivers in by_region.items():
+                if (from_region, to_region) in self.links:
+                    continue
+                for a in senders:
+                    for b in receivers:
+                        if a is not b:
+                            self._between(a, b)
+
+    def _between(self, a: Site, b: Site) -> Link:
+        for key in ((a.name, b.name), (a.name, b.region), (a.region, b.name), (a.region, b.region)):
+            if key in self.links:
+                return self.links[key]
+        raise BadInput(
+            f"fleet {self.name!r} has no link from site {a.name!r} (region {a.region!r}) to site {b.name!r} (region {b.region!r}): "
+            f"add one with from = {a.region!r}, to = {b.region!r} (or between = [{a.region!r}, {b.region!r}] for both directions)"
+        )
+
+    @property
+    def n(self) -> int:
+        """Workers."""
+        return len(self._site_of)
+
+    def _check_seat(self, i: int) -> int:
+        if not 0 <= i < len(self._site_of):
+            raise BadInput(f"worker {i} is not in fleet {self.name!r}: its workers are 0 to {self.n - 1}")
+        return i
+
+    def site(self, i: int) -> Site:
+        """The site of worker i."""
+        return self.sites[self._site_of[self._check_seat(i)]]
+
+    def rank(self, i: int) -> int:
+        """The number of worker i within its site."""
+        return i - self._first[self._site_of[self._check_seat(i)]]
+
+    def place(self, i: int) -> int:
+        """A small number such that link(i, j) depends on (place(i), place(j)) alone when i != j."""
+        return self._place_of[self._check_seat(i)]
+
+    def link(self, i: int, j: int) -> Link:
+        """The link from worker i to worker j, in O(1). Within a site (i = j included) it is `local`."""
+        a, b = self.site(i), self.site(j)
+        return self.local if a is b else self._between(a, b)
+
+    def step_s(self, i: int, batch: int, sequence: int, flops_per_token: float) -> float:
+        """Seconds of one inner step of worker i on `batch` sequences of `sequence` tokens, without noise."""
+        return self.site(i).time_s(batch * sequence, flops_per_token)
+
+    def speeds(self, batch: int | Sequence[int], sequence: int, flops_per_token: float) -> list[float]:
+        """Steps per second of each worker; `batch` is one number or one per worker."""
+        batches = [batch] * self.n if isinstance(batch, int) else list(batch)
+        if len(batches) != self.n:
+            raise BadInput(f"{len(batches)} batch sizes for the {self.n} workers of fleet {self.name!r}: give one each, or one number")
+        return [1.0 / self.step_s(i, b, sequence, flops_per_token) for i, b in enumerate(batches)]
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any], gpus: Mapping[str, Gpu]) -> Fleet:
+        """A fleet from plain dicts, as read from TOML; see :mod:`gossamer.core.fleet_parse` for the keys."""
+        from gossamer.core.fleet_parse import parse_fleet
+
+        return parse_fleet(data, gpus)

@@ -1,0 +1,34 @@
+"""Cutting a layout into pieces that travel apart: shards for a reduce-scatter, fragments for streaming."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from functools import lru_cache
+
+from gossamer.core.tree import Layout, numel
+
+
+@lru_cache(maxsize=16)
+def shards(layout: Layout, n: int) -> tuple[Layout, ...]:
+    """`n` consecutive pieces of nearly equal size; together they carry every element of `layout` once. Some are empty if n is larger
+    than the layout.
+
+    >>> import torch
+    >>> from gossamer.core.tree import layout_of
+    >>> [[(p.name, p.lo, p.hi) for p in piece] for piece in shards(layout_of({"w": torch.zeros(6), "b": torch.zeros(2)}), 2)]
+    [[('w', 0, 4)], [('w', 4, 6), ('b', 0, 2)]]
+    """
+    total = numel(layout)
+    edges = [total * k // n for k in range(n + 1)]
+    pieces: list[Layout] = []
+    for lo, hi in itertools.pairwise(edges):
+        piece = []
+        start = 0
+        for part in layout:
+            a, b = max(lo, start), min(hi, start + part.size)
+            if a < b:
+                piece.append(replace(part, lo=part.lo + a - start, hi=part.lo + b - start))
+            start += part.size
+        pieces.append(tuple(piece))
+    return tuple(pieces)

@@ -1,0 +1,124 @@
+"""A method is a composition of parts, checked once.
+
+    diloco    inner AdamW x uniform plan x complete graph x fp32 x Nesterov on the drift x end of the round
+    geomesh   inner Lion  x unequal plan x complete graph x sign x Nesterov on the drift x end of the round
+    gasloc    inner AdamW x any plan     x random peers   x fp32 x outer step on the mixed parameters
+
+Recipes (gossamer.recipes) return methods; a variant is `dataclasses.replace` of another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from gossamer.core.cadence import Cadence
+from gossamer.core.codec import Fp32
+from gossamer.core.codec.base import Codec
+from gossamer.core.errors import BadInput
+from gossamer.core.exchange import Exchange, Gather, Ring
+from gossamer.core.feedback import Feedback
+from gossamer.core.guard import Guard
+from gossamer.core.inner import Inner
+from gossamer.core.outer import Outer
+from gossamer.core.plan import Plan
+from gossamer.core.schedule import Schedule
+from gossamer.core.topology import Complete, Topology
+
+Weights: TypeAlias = Literal["uniform", "tokens", "mixing"]
+
+
+@dataclass(frozen=True)
+class Method:
+    """What every worker of a run agrees on.
+
+    Raises:
+        BadInput: the parts cannot work together; the message says which and what to change.
+    """
+
+    name: str
+    inner: Inner
+    schedule: Schedule
+    plan: Plan
+    topology: Topology
+    outer: Outer
+    rounds: int
+    exchange: Exchange = field(default_factory=Gather)
+    codec: Codec = field(default_factory=Fp32)
+    feedback: Feedback | None = None
+    weights: Weights = "mixing"
+    """Of the mean: `uniform` or `tokens` over the contributions received (synchronous methods), `mixing` for the row of W (gossip)."""
+    cadence: Cadence = field(default_factory=Cadence)
+    guard: Guard = field(default_factory=Guard)
+    reset_inner: bool = False
+    """Forget the inner optimizer's state after each outer step. It stays with the worker by default."""
+    sync_from: int | None = None
+    """Start everybody from this worker's parameters. None: all must start equal, and a difference is refused."""
+
+    @property
+    def n(self) -> int:
+        """Workers."""
+        return self.topology.n
+
+    @property
+    def synchronous(self) -> bool:
+        """True when all replicas hear the same mean, so that their anchors stay equal bit for bit."""
+        return self.weights != "mixing"
+
+    @property
+    def total_tokens(self) -> int:
+        """Planned tokens of the whole run: what the schedule runs over."""
+        return self.rounds * self.plan.tokens_per_round
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise BadInput(f"rounds is {self.rounds}; a run has at least 1")
+        if self.plan.n != self.n:
+            raise BadInput(f"the plan is for {self.plan.n} workers and the topology for {self.n}: make them equal")
+        if self.sync_from is not None and not 0 <= self.sync_from < self.n:
+            raise BadInput(f"sync_from names worker {self.sync_from}, but workers are 0 to {self.n - 1}")
+        self._check_codec()
+        self._check_mean()
+        self._check_cadence()
+
+    def _check_codec(self) -> None:
+        name = type(self.codec).__name__.lower()
+        if self.codec.lossy and self.outer.says == "parameters":
+            raise BadInput(
+                f"codec {name} loses bits, and {self.name} exchanges parameters, where that adds up: use codec fp32, "
+                "or a method that exchanges drifts (diloco, geomesh, sparse_loco)"
+            )
+        if self.feedback and not self.codec.lossy:
+            raise BadInput(f"error feedback has nothing to feed back with the lossless codec {name}: leave it out, or use a lossy codec")
+
+    def _check_mean(self) -> None:
+        complete = isinstance(self.topology, Complete)
+        if self.synchronous and not complete:
+            raise BadInput(
+                f"a mean weighted by {self.weights!r} is over all workers, but the topology is {type(self.topology).__name__}: "
+                "use the complete topology, or weights 'mixing'"
+            )
+        if self.exchange.everybody and not (complete and self.synchronous):
+            raise BadInput(
+                f"exchange {type(self.exchange).__name__.lower()} needs the complete topology and uniform or token weights: use gather"
+            )
+        if isinstance(self.exchange, Ring) and self.codec.lossy:
+            raise BadInput(f"a ring adds payloads on the way, and codec {type(self.codec).__name__.lower()} is lossy: use gather or shard")
+        if not self.synchronous and not self.topology.at(0).is_doubly_stochastic():
+            raise BadInput(f"the columns of the mixing matrix of {self.topology} do not sum to 1, so gossip would drift from the mean")
+        if self.outer.says == "gradient":
+            if any(h != 1 for h in self.plan.steps):
+                raise BadInput(f"{self.name} exchanges every gradient, so a round is 1 inner step: set plan steps = 1")
+            if not self.synchronous:
+                raise BadInput(
+                    f"{self.name} exchanges gradients of one shared model: use uniform or token weights on the complete topology"
+                )
+
+    def _check_cadence(self) -> None:
+        if self.cadence.overlap:
+            if isinstance(self.exchange, Ring):
+                raise BadInput("a ring needs its workers between the hops, so it cannot travel under inner steps: use gather or shard")
+            if self.outer.before:
+                raise BadInput(f"{self.name} already says its part before the inner steps: set cadence overlap to 0")
+            if self.outer.says == "gradient":
+                raise BadInput(f"{self.name} has no later round to land in: set cadence overlap to 0")

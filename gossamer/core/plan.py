@@ -1,0 +1,99 @@
+"""Who does how much in a round: H_i inner steps of B_i sequences of L tokens for worker i.
+
+Here B_i is given and only H_i follows the speed of the worker. Batch sizes chosen to fit memory and step time, together with H_i, are the
+business of AWB (adaptive workload balancing), a planner of its own that returns the same :class:`Plan`.
+
+>>> uniform(2, steps=30, batch=8, sequence=512).tokens_per_round
+245760
+>>> proportional([2.0, 1.0, 1.0], steps=30, batch=8, sequence=512).steps
+(45, 23, 22)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+
+from gossamer.core.errors import BadInput
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The work of every worker in one round. All workers hold the same plan; `version` counts re-plans.
+
+    Raises:
+        BadInput: no workers, unequal lengths, or an H_i, B_i or L below 1.
+    """
+
+    steps: tuple[int, ...]
+    """H_i."""
+    batch: tuple[int, ...]
+    """B_i, sequences per step."""
+    sequence: int
+    """L, tokens per sequence."""
+    version: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.steps or len(self.steps) != len(self.batch):
+            raise BadInput(f"a plan has {len(self.steps)} step counts and {len(self.batch)} batch sizes: give one of each per worker")
+        for i, (h, b) in enumerate(zip(self.steps, self.batch, strict=True)):
+            if h < 1 or b < 1:
+                raise BadInput(
+                    f"worker {i} has H = {h} steps of B = {b} sequences: both must be 1 or more (take an idle worker out of the fleet)"
+                )
+        if self.sequence < 1:
+            raise BadInput(f"a sequence has {self.sequence} tokens: expected 1 or more")
+
+    @property
+    def n(self) -> int:
+        """Workers."""
+        return len(self.steps)
+
+    def tokens(self, i: int) -> int:
+        """n_i = H_i * B_i * L: tokens that worker i consumes in a round."""
+        return self.steps[i] * self.batch[i] * self.sequence
+
+    @cached_property
+    def tokens_per_round(self) -> int:
+        """sum_i n_i. Worked out once: each worker asks for it in each round."""
+        return sum(h * b for h, b in zip(self.steps, self.batch, strict=True)) * self.sequence
+
+
+def uniform(n: int, steps: int, batch: int, sequence: int) -> Plan:
+    """H_i = steps and B_i = batch for all n workers."""
+    return Plan((steps,) * n, (batch,) * n, sequence)
+
+
+def proportional(speeds: Sequence[float], steps: int, batch: int, sequence: int) -> Plan:
+    """H_i in proportion to the speed of worker i, sum H_i = n * steps, H_i >= 1, B_i = batch.
+
+    speeds: steps per second at that batch. Whole numbers by largest remainder (the lower id on a tie), in exact arithmetic: equal speeds
+    give the uniform plan. A worker whose share is below one step gets one, and the others share the rest.
+
+    Raises:
+        BadInput: a speed that is not a finite number above 0, or steps, batch or sequence below 1.
+    """
+    n = len(speeds)
+    for i, v in enumerate(speeds):
+        if not 0 < v < math.inf:
+            raise BadInput(f"the speed of worker {i} is {v} steps/s: expected a finite number above 0")
+    even = uniform(n, steps, batch, sequence)
+    exact = [Fraction(v) for v in speeds]
+    free, total = list(range(n)), n * steps
+    while True:
+        scale = total / sum((exact[i] for i in free), Fraction(0))
+        slow = {i for i in free if exact[i] * scale < 1}
+        if not slow:
+            break
+        free = [i for i in free if i not in slow]
+        total -= len(slow)
+    planned = [1] * n
+    for i in free:
+        planned[i] = math.floor(exact[i] * scale)
+    order = sorted(free, key=lambda i: (planned[i] - exact[i] * scale, i))
+    for i in order[: total - sum(planned[i] for i in free)]:
+        planned[i] += 1
+    return Plan(tuple(planned), even.batch, sequence)

@@ -1,0 +1,73 @@
+"""Gossip: every round, each worker mixes with a few others, and waits for nobody else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from gossamer.core.consensus import rate
+from gossamer.core.errors import BadInput
+from gossamer.core.method import Method
+from gossamer.core.outer import CombineWhileAdapt, Form, Gossip
+from gossamer.core.topology import topology as topology_by_name
+from gossamer.recipes.setting import ADAMW, Setting
+
+TopologyName = Literal["ring", "complete", "one_peer", "two_peer", "one_peer_exp"]
+
+
+def gasloc(
+    setting: Setting,
+    *,
+    topology: TopologyName = "two_peer",
+    momentum: Form = "outer",
+    outer_lr: float = 0.8,
+    outer_momentum: float = 0.7,
+    nesterov: bool = True,
+    alpha: float = 1.0,
+    perfect: bool = False,
+    force: bool = False,
+) -> Method:
+    """GASLoC (Cagnasso, Belilovsky and Oyallon 2026): gossip on z = x + lr * g with an outer optimizer; see `Gossip` for the three forms
+    of `momentum`. Sends 4 P bytes to each of one or two random peers a round.
+
+    `perfect` refuses an odd number of workers with one_peer, where one would sit out each round. A choice of parameters under which the
+    workers drift apart (mean-square consensus rate of 1 or more) is refused, unless `force`.
+    """
+    graph = topology_by_name(topology, setting.n, seed=setting.seed, alpha=alpha, perfect=perfect)
+    if setting.n > 1 and nesterov and not force:
+        r = rate(momentum, graph, lr=outer_lr, momentum=outer_momentum)
+        if r >= 1.0:
+            raise BadInput(
+                f"the workers would drift apart: momentum form {momentum!r} on {topology} with outer_lr {outer_lr}, outer_momentum "
+                f"{outer_momentum}, alpha {alpha} has a mean-square consensus rate of {r:.3f} a round, and it must be below 1: lower "
+                "outer_momentum, or pass force=true"
+            )
+    return Method(
+        name="gasloc",
+        inner=setting.inner_or(ADAMW),
+        schedule=setting.schedule,
+        plan=setting.plan,
+        topology=graph,
+        outer=Gossip(outer_lr, outer_momentum, momentum, nesterov),
+        rounds=setting.rounds,
+        weights="mixing",
+    )
+
+
+def noloco(setting: Setting, *, outer_lr: float = 0.7, outer_momentum: float = 0.5) -> Method:
+    """NoLoCo (arXiv 2506.10911): x <- (1 - lr) x + lr W(x + g) + momentum (x_t - x_{t-1}) over random pairs, which is GASLoC's outer form
+    on one_peer with heavy ball."""
+    base = gasloc(setting, topology="one_peer", momentum="outer", outer_lr=outer_lr, outer_momentum=outer_momentum, nesterov=False)
+    return replace(base, name="noloco")
+
+
+def local_dadam(setting: Setting, *, topology: TopologyName = "ring", alpha: float = 1.0) -> Method:
+    """Local-DAdam (GASLoC, section 4): x_{t+1} = W x_t + g_t after H inner steps; the mixing travels while they run."""
+    base = gasloc(setting, topology=topology, alpha=alpha, force=True)
+    return replace(base, name="local_dadam", outer=CombineWhileAdapt())
+
+
+def dadam(setting: Setting, *, topology: TopologyName = "ring", alpha: float = 1.0) -> Method:
+    """DAdam (Wang et al. 2024, arXiv 2410.11998): Local-DAdam with one inner step a round. The setting's rounds times steps give the
+    number of rounds."""
+    return replace(local_dadam(setting.one_step("dadam"), topology=topology, alpha=alpha), name="dadam")

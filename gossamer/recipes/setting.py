@@ -1,0 +1,49 @@
+"""What a run fixes whatever the method: who works how much, for how long, from which seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from gossamer.core.errors import BadInput
+from gossamer.core.inner import AdamW, Inner
+from gossamer.core.plan import Plan
+from gossamer.core.schedule import Cosine, Schedule
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The common arguments of all recipes."""
+
+    plan: Plan
+    """H_i inner steps and B_i sequences of L tokens per step, for every worker i."""
+    rounds: int
+    """Outer rounds."""
+    seed: int = 0
+    """Of the random topologies; equal on all workers."""
+    inner: Inner | None = None
+    """None: the method's own."""
+    schedule: Schedule = field(default_factory=Cosine)
+
+    @property
+    def n(self) -> int:
+        """Workers."""
+        return self.plan.n
+
+    def inner_or(self, default: Inner) -> Inner:
+        """The inner optimizer asked for, or the method's own."""
+        return self.inner or default
+
+    def one_step(self, method: str) -> Setting:
+        """The same tokens with one inner step a round, for methods that exchange at every step: H rounds for each of these.
+
+        Raises:
+            BadInput: the workers have unlike numbers of steps.
+        """
+        steps = self.plan.steps[0]
+        if any(h != steps for h in self.plan.steps):
+            raise BadInput(f"{method} exchanges at every step, so all workers take equally many: use plan 'uniform', not {self.plan.steps}")
+        return replace(self, plan=replace(self.plan, steps=(1,) * self.n), rounds=self.rounds * steps)
+
+
+ADAMW = AdamW(lr=3e-3)
+"""The default inner optimizer."""

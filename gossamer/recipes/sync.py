@@ -1,0 +1,120 @@
+"""Synchronous methods: every round ends with one mean over all workers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from gossamer.core.cadence import Cadence
+from gossamer.core.codec import Bf16, Fp16, Fp32, Int8, Sign, TopK
+from gossamer.core.codec.base import Codec
+from gossamer.core.errors import BadInput
+from gossamer.core.exchange import Exchange, Gather, Ring, Shard
+from gossamer.core.feedback import Feedback
+from gossamer.core.inner import Lion
+from gossamer.core.method import Method
+from gossamer.core.outer import Average, GradientMean, OuterSGD
+from gossamer.core.topology import Complete
+from gossamer.recipes.setting import ADAMW, Setting
+
+CodecName = Literal["fp32", "fp16", "bf16", "int8", "sign", "topk"]
+ExchangeName = Literal["gather", "shard", "ring"]
+MeanWeights = Literal["uniform", "tokens"]
+
+_CODECS: dict[str, Codec] = {"fp32": Fp32(), "fp16": Fp16(), "bf16": Bf16(), "int8": Int8(), "sign": Sign(), "topk": TopK()}
+_EXCHANGES: dict[str, Exchange] = {"gather": Gather(), "shard": Shard(), "ring": Ring()}
+
+
+def diloco(
+    setting: Setting,
+    *,
+    outer_lr: float = 0.7,
+    outer_momentum: float = 0.9,
+    nesterov: bool = True,
+    weights: MeanWeights = "uniform",
+    codec: CodecName = "fp32",
+    exchange: ExchangeName = "shard",
+    overlap: float = 0.0,
+) -> Method:
+    """DiLoCo (Douillard et al. 2023, arXiv 2311.08105): D = sum_i w_i (x - y^i), then Nesterov on D.
+
+    Sends 2 (n - 1) / n * 4 P bytes a worker and round. A codec that loses bits goes by `gather`, unless `shard` is asked for.
+    """
+    return Method(
+        name="diloco",
+        inner=setting.inner_or(ADAMW),
+        schedule=setting.schedule,
+        plan=setting.plan,
+        topology=Complete(setting.n),
+        outer=OuterSGD(outer_lr, outer_momentum, nesterov),
+        rounds=setting.rounds,
+        exchange=_EXCHANGES[exchange],
+        codec=_CODECS[codec],
+        weights=weights,
+        cadence=Cadence(overlap),
+    )
+
+
+def local_sgd(setting: Setting, *, weights: MeanWeights = "tokens", exchange: ExchangeName = "shard") -> Method:
+    """Local SGD, federated averaging (Stich 2019; McMahan et al. 2017): x <- sum_i w_i y^i."""
+    return replace(diloco(setting, weights=weights, exchange=exchange), name="local_sgd", outer=Average())
+
+
+def ddp(setting: Setting, *, exchange: ExchangeName = "shard") -> Method:
+    """Data parallelism: every step, the inner optimizer acts on the mean gradient, weighted by tokens. A round is one step; the
+    setting's rounds times steps give the number of rounds."""
+    base = diloco(setting.one_step("ddp"), weights="tokens", exchange=exchange)
+    return replace(base, name="ddp", outer=GradientMean())
+
+
+def geomesh(
+    setting: Setting,
+    *,
+    outer_lr: float = 0.7,
+    outer_momentum: float = 0.9,
+    weights: MeanWeights = "tokens",
+    codec: CodecName = "sign",
+    magnitude: Literal["tensor", "row", "block"] = "tensor",
+    embeddings: Literal["row", "same"] = "row",
+    error_feedback: bool = False,
+    exchange: ExchangeName = "gather",
+    overlap: float = 0.0,
+) -> Method:
+    """GeoMesh (Shin et al. 2026): B_i and H_i from a plan, Lion inside, and compressed sign synchronisation (CSS): worker i sends one bit
+    a parameter, s = [D >= 0], one magnitude a tensor, m = mean|D|, and its token count; everybody forms
+    D = sum_i (n_i / sum n) m^i (2 s^i - 1), its own part included as decoded, then Nesterov.
+
+    Sends (n - 1) * P / 8 bytes a worker and round by `gather`. `shard` sends about 2 P / 8 but signs twice: other mathematics, so it is
+    asked for by name. Departure from the paper: embeddings and the output layer carry one magnitude a row (`embeddings="same"` for the
+    paper's), so that rows no token touched stay where they are.
+    """
+    if codec != "sign" and magnitude != "tensor":
+        raise BadInput(f"magnitude {magnitude!r} belongs to codec sign, not {codec}: leave it out")
+    base = diloco(
+        setting, outer_lr=outer_lr, outer_momentum=outer_momentum, weights=weights, codec=codec, exchange=exchange, overlap=overlap
+    )
+    return replace(
+        base,
+        name="geomesh",
+        inner=setting.inner_or(Lion(lr=1e-3)),
+        codec=Sign(magnitude=magnitude, embeddings=embeddings) if codec == "sign" else base.codec,
+        feedback=Feedback() if error_feedback else None,
+    )
+
+
+def sparse_loco(
+    setting: Setting,
+    *,
+    outer_lr: float = 1.0,
+    decay: float = 0.95,
+    share: float = 1 / 32,
+    chunk: int = 4096,
+    values: Literal["fp32", "fp16", "bf16"] = "bf16",
+) -> Method:
+    """SparseLoCo (arXiv 2508.15706): e <- decay * e + D; the largest `share` of each chunk is sent; e -= sent; x -= lr * mean(sent).
+
+    No outer momentum: the error feedback plays its part. Departure: values travel as 16-bit numbers, not as 2-bit ones.
+    """
+    codec = TopK(share=share, chunk=chunk, values=values)
+    base = diloco(setting, outer_lr=outer_lr, outer_momentum=0.0, nesterov=False, exchange="gather")
+    return replace(base, name="sparse_loco", codec=codec, feedback=Feedback(decay) if codec.lossy else None)

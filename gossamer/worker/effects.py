@@ -1,0 +1,170 @@
+"""What a worker may ask of its world, and what the world answers.
+
+A worker is a generator that yields effects and is sent replies; it never touches a clock, a socket, a process group or a global. Three
+worlds answer the same program: the simulator's virtual clock, torch.distributed, and a wide-area transport.
+
+    def worker():                       # the smallest program: train alone
+        done = yield Compute(work)
+        yield Load(outer(done.tree))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
+
+from torch import Tensor
+
+from gossamer.core.tree import Tree
+
+if TYPE_CHECKING:
+    from gossamer.worker.packet import Packet
+    from gossamer.worker.state import State
+
+Addr: TypeAlias = int
+"""A seat. The fleet maps a seat to (site, rank)."""
+
+SpanKind: TypeAlias = Literal["encode", "decode", "outer"]
+
+
+class Tag:
+    """Message tags: round * 8 + kind, below 2^31. Messages of one tag between one pair arrive in the order sent."""
+
+    SAY, MEAN, REDUCE, SPREAD, SYNC, CHECKPOINT, READY = range(7)
+
+    @staticmethod
+    def of(round: int, kind: int) -> int:
+        """The tag of `kind` in `round`."""
+        return round * 8 + kind
+
+
+class Work(NamedTuple):
+    """One stretch of inner steps."""
+
+    steps: int
+    """Inner steps to take."""
+    batch: int
+    """Sequences per step."""
+    tokens0: float
+    """Planned global tokens before the first of these steps: where the schedule stands."""
+    tokens_per_step: float
+    """Planned global tokens that one of these steps stands for."""
+    kind: Literal["steps", "grad", "apply"] = "steps"
+    """`steps`: inner steps. `grad`: the mean gradient of one batch, no step. `apply`: one optimizer step on `tree`, no batch."""
+    tree: Tree | None = None
+
+
+class Done(NamedTuple):
+    """The reply to Compute."""
+
+    tree: Tree | None
+    """Live views of the parameters (of the gradients for `grad`), valid until the next Compute or Load. None in timing-only runs."""
+    tokens: int
+    """Tokens really consumed."""
+    loss_sum: float
+    """Sum over those tokens of the loss in nats."""
+
+
+class Compute(NamedTuple):
+    """Do inner steps. Reply: Done."""
+
+    work: Work
+
+
+class Load(NamedTuple):
+    """Set the model's parameters, cast to their own dtype. No reply."""
+
+    tree: Tree
+    reset_inner: bool = False
+    """Forget the inner optimizer's state (after a refused, non-finite drift)."""
+
+
+class Expect(NamedTuple):
+    """Messages that will come, with exact sizes: the world posts its receives now, so that data flows under the compute. No reply."""
+
+    tag: int
+    sizes: Mapping[Addr, int]
+
+
+class Ready(NamedTuple):
+    """This worker's compute of the round is done: tells those who will wait for data that carries it. What separates straggler idle from
+    network idle. Costs nothing in the simulator; a small note in real worlds. No reply."""
+
+    to: Sequence[Addr]
+    round: int
+
+
+class Send(NamedTuple):
+    """Hand a packet over. Never blocks; the packet is immutable and the world keeps it until drained. No reply."""
+
+    to: Sequence[Addr]
+    tag: int
+    packet: Packet
+
+
+class Gather(NamedTuple):
+    """ONE wait for all messages of `tag` from `frm`. Reply: dict Addr -> Packet; an absent key is a missing peer."""
+
+    tag: int
+    frm: Sequence[Addr]
+    round: int
+    """The round whose READY notes judge the wait."""
+    carries: Mapping[Addr, Sequence[Addr]] | None = None
+    """Whose compute each awaited message carries; None: its sender's alone."""
+
+
+class SiteSum(NamedTuple):
+    """Sum of a float64 tensor over the ranks of the site; the identity at one rank. Reply: Tensor."""
+
+    value: Tensor
+
+
+class Span(NamedTuple):
+    """What the time since the last effect was spent on (real worlds), or `nbytes` to charge for it (simulator). No reply."""
+
+    kind: SpanKind
+    nbytes: int
+
+
+class Boundary(NamedTuple):
+    """A round is complete and `state` is whole. Checkpoints, evaluation, membership and clean stops live here and only here.
+    Reply: Go or Stop."""
+
+    round: int
+    """Rounds completed."""
+    state: State
+
+
+class Go(NamedTuple):
+    """Carry on."""
+
+
+class Stop(NamedTuple):
+    """End cleanly at this boundary."""
+
+
+class Note(NamedTuple):
+    """A record for the metrics; the world adds time and bytes. No reply."""
+
+    record: dict[str, Any]
+
+
+Effect: TypeAlias = Compute | Load | Expect | Ready | Send | Gather | SiteSum | Span | Boundary | Note
+Reply: TypeAlias = Any
+Program: TypeAlias = Generator[Effect, Reply, "State"]
+
+
+class Body(Protocol):
+    """What does a worker's inner steps: a model, its inner optimizer and its data."""
+
+    def compute(self, work: Work) -> Done:
+        """Takes the steps of `work`."""
+
+    def load(self, tree: Tree, reset_inner: bool = False) -> None:
+        """Sets the parameters."""
+
+    def state(self) -> dict[str, Any]:
+        """Inner optimizer state, data cursor and counters, as a flat dict: tensors by name, and plain numbers."""
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Takes back what `state` gave."""

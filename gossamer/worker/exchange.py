@@ -1,0 +1,248 @@
+"""How a weighted mean is formed out of sends and gathers: one message plan per exchange of gossamer.core.exchange.
+
+Each plan has three parts: `expects` (what will come, so that receives are posted before the compute), `say` (right after the inner
+steps, or before them) and `hear` (at once, or a good part of a round later). Between `say` and `hear` a worker may go on computing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from gossamer.core import exchange as kinds
+from gossamer.core.combine import Piece, normalised
+from gossamer.core.errors import RunFailed
+from gossamer.core.tree import Tree, numel
+from gossamer.worker.effects import Addr, Effect, Expect, Gather, Reply, Send, Span, Tag
+from gossamer.worker.packet import REFUSED, Packet
+from gossamer.worker.seat import Said, Seat
+
+Own = dict[int, Packet]
+"""The packets that a worker says in a round, by slice; a gather has one slice, 0."""
+
+
+class Heard(NamedTuple):
+    """What came of a round's exchange."""
+
+    mixed: Tree | None
+    """The mean. None in timing-only runs, and where no contribution was accepted."""
+    weights: dict[Addr, float]
+    """Who took part and with what weight."""
+    refused: tuple[Addr, ...]
+    """Whose contribution was refused by its sender's guard."""
+
+    @property
+    def accepted(self) -> bool:
+        """False when every contribution was refused: there is nothing to step on."""
+        return any(self.weights.values())
+
+
+class Plan(Protocol):
+    """The messages of one exchange. `like` gives names and shapes, and is empty in timing-only runs."""
+
+    def expects(self, seat: Seat, round: int) -> Iterator[Expect]:
+        """What will come in the round, with exact sizes."""
+
+    def say(self, seat: Seat, tree: Tree, said: Said) -> Generator[Effect, Reply, Own]:
+        """Encodes and sends."""
+
+    def resend(self, seat: Seat, round: int, own: Own) -> Iterator[Send]:
+        """The sends of `say` again, for a worker that resumes with an exchange in flight."""
+
+    def hear(self, seat: Seat, round: int, ready_round: int, own: Own, like: Tree) -> Generator[Effect, Reply, Heard]:
+        """Waits for the others and forms the mean."""
+
+
+def plan_of(seat: Seat) -> Plan:
+    """The message plan of the seat's method."""
+    return _PLANS[type(seat.method.exchange)]
+
+
+def ready_targets(seat: Seat, round: int) -> Sequence[Addr]:
+    """Who will wait for data that carries this worker's compute of the round."""
+    return seat.others if seat.method.exchange.everybody else seat.mixing(round).out(seat.me)
+
+
+def _verify(seat: Seat, round: int, packets: Mapping[Addr, Packet]) -> None:
+    """Refuses foreign packets, and replicas that have drifted apart.
+
+    Raises:
+        RunFailed: naming the worker.
+    """
+    mine = packets[seat.me].header.digest
+    for j, packet in packets.items():
+        if j == seat.me:
+            continue
+        seat.check(packet, round, j)
+        if packet.header.digest != mine and (seat.method.synchronous or round == 0):
+            if round == 0:
+                raise RunFailed(
+                    f"worker {j} starts from other parameters than worker {seat.me}: use the same seed and checkpoint on all workers, "
+                    "or sync_from to start everybody from one worker's parameters"
+                )
+            raise RunFailed(
+                f"the replicas have drifted apart: at the start of round {round} worker {j} holds other outer parameters or momentum than "
+                f"worker {seat.me}; resume from the last checkpoint, and check that all workers run one release on one kind of device"
+            )
+
+
+def _refused(packets: Mapping[Addr, Packet]) -> tuple[Addr, ...]:
+    return tuple(j for j in sorted(packets) if packets[j].header.flags & REFUSED)
+
+
+def _mean_weights(seat: Seat, packets: Mapping[Addr, Packet]) -> dict[Addr, float]:
+    """Weights of a synchronous mean, over what was received and not refused."""
+    by_tokens = seat.method.weights == "tokens"
+    return normalised({j: 0.0 if p.header.flags & REFUSED else float(p.header.tokens) if by_tokens else 1.0 for j, p in packets.items()})
+
+
+def _row_weights(seat: Seat, round: int, packets: Mapping[Addr, Packet]) -> dict[Addr, float]:
+    """The worker's row of W; the weight of a peer that is missing stays at home."""
+    row = dict(seat.mixing(round).row(seat.me))
+    row.setdefault(seat.me, 0.0)
+    for j in [j for j in row if j not in packets]:
+        row[seat.me] += row.pop(j)
+    return {j: float(np.float32(row[j])) for j in sorted(row)}
+
+
+class _GatherPlan:
+    """Everybody sends all it says to those who hear it."""
+
+    def expects(self, seat: Seat, round: int) -> Iterator[Expect]:
+        frm = seat.mixing(round).inn(seat.me)
+        if frm:
+            yield Expect(Tag.of(round, Tag.SAY), dict.fromkeys(frm, seat.whole_bytes))
+
+    def say(self, seat: Seat, tree: Tree, said: Said) -> Generator[Effect, Reply, Own]:
+        packet = seat.pack(tree or None, seat.layout, Tag.SAY, said)
+        yield Span("encode", 4 * numel(seat.layout))
+        own = {0: packet}
+        yield from self.resend(seat, said.round, own)
+        return own
+
+    def resend(self, seat: Seat, round: int, own: Own) -> Iterator[Send]:
+        to = seat.mixing(round).out(seat.me)
+        if to:
+            yield Send(to, Tag.of(round, Tag.SAY), own[0])
+
+    def hear(self, seat: Seat, round: int, ready_round: int, own: Own, like: Tree) -> Generator[Effect, Reply, Heard]:
+        frm = seat.mixing(round).inn(seat.me)
+        packets: dict[Addr, Packet] = dict((yield Gather(Tag.of(round, Tag.SAY), frm, ready_round))) if frm else {}
+        packets[seat.me] = own[0]
+        if not like:
+            yield Span("decode", 4 * numel(seat.layout) * len(packets))
+            return Heard(None, dict.fromkeys(packets, 1.0), ())
+        _verify(seat, round, packets)
+        weights = _mean_weights(seat, packets) if seat.method.synchronous else _row_weights(seat, round, packets)
+        pieces = [Piece(seat.layout, w, packets[j].payload) for j, w in weights.items()]
+        mixed = seat.combine(pieces, seat.method.codec, like)
+        yield Span("decode", 4 * numel(seat.layout) * len(packets))
+        return Heard(mixed, weights, _refused(packets))
+
+
+class _ShardPlan:
+    """Worker j averages slice j and sends the mean on."""
+
+    def expects(self, seat: Seat, round: int) -> Iterator[Expect]:
+        if seat.others:
+            yield Expect(Tag.of(round, Tag.SAY), dict.fromkeys(seat.others, seat.slice_bytes(seat.me)))
+            yield Expect(Tag.of(round, Tag.MEAN), {j: seat.slice_bytes(j) for j in seat.others})
+
+    def say(self, seat: Seat, tree: Tree, said: Said) -> Generator[Effect, Reply, Own]:
+        own = {j: seat.pack(tree or None, piece, Tag.SAY, said) for j, piece in enumerate(seat.slices)}
+        yield Span("encode", 4 * numel(seat.layout))
+        yield from self.resend(seat, said.round, own)
+        return own
+
+    def resend(self, seat: Seat, round: int, own: Own) -> Iterator[Send]:
+        for j in seat.others:
+            yield Send((j,), Tag.of(round, Tag.SAY), own[j])
+
+    def hear(self, seat: Seat, round: int, ready_round: int, own: Own, like: Tree) -> Generator[Effect, Reply, Heard]:
+        me, codec, others = seat.me, seat.method.codec, seat.others
+        packets: dict[Addr, Packet] = dict((yield Gather(Tag.of(round, Tag.SAY), others, ready_round))) if others else {}
+        packets[me] = own[me]
+        part: Tree | None = None
+        if like:
+            _verify(seat, round, packets)
+            weights = _mean_weights(seat, packets)
+            part = seat.combine([Piece(seat.slices[me], w, packets[j].payload) for j, w in weights.items()], codec, like)
+        else:
+            weights = dict.fromkeys(packets, 1.0)
+        yield Span("decode", 4 * numel(seat.slices[me]) * len(packets))
+        said = Said(round, sum(p.header.tokens for p in packets.values()), own[me].header.digest)
+        means = {me: seat.pack(part, seat.slices[me], Tag.MEAN, said)}
+        yield Span("encode", 4 * numel(seat.slices[me]))
+        if others:
+            yield Send(others, Tag.of(round, Tag.MEAN), means[me])
+            means |= yield Gather(Tag.of(round, Tag.MEAN), others, ready_round, dict.fromkeys(others, seat.everybody))
+        mixed: Tree | None = None
+        if like:
+            _verify(seat, round, means)
+            mixed = seat.combine([Piece(seat.slices[j], 1.0, means[j].payload) for j in seat.everybody], codec, like)
+        yield Span("decode", 4 * numel(seat.layout))
+        return Heard(mixed, weights, _refused(packets))
+
+
+class _RingPlan:
+    """n - 1 hops of growing weighted sums, then n - 1 hops of the finished means. Only the neighbour's header is seen."""
+
+    def expects(self, seat: Seat, round: int) -> Iterator[Expect]:
+        n, me = seat.method.n, seat.me
+        for kind, first in ((Tag.REDUCE, me - 1), (Tag.SPREAD, me)):
+            for hop in range(n - 1):
+                yield Expect(Tag.of(round, kind), {(me - 1) % n: seat.slice_bytes((first - hop) % n)})
+
+    def say(self, seat: Seat, tree: Tree, said: Said) -> Generator[Effect, Reply, Own]:
+        own = {j: seat.pack(tree or None, piece, Tag.REDUCE, said) for j, piece in enumerate(seat.slices)}
+        yield Span("encode", 4 * numel(seat.layout))
+        return own
+
+    def resend(self, seat: Seat, round: int, own: Own) -> Iterator[Send]:
+        return iter(())
+
+    def hear(self, seat: Seat, round: int, ready_round: int, own: Own, like: Tree) -> Generator[Effect, Reply, Heard]:
+        n, me = seat.method.n, seat.me
+        left, right = (me - 1) % n, (me + 1) % n
+        mine = own[me].header
+        refused = bool(mine.flags & REFUSED)
+        weight = 0 if refused else mine.tokens if seat.method.weights == "tokens" else 1
+
+        def passed_on(k: int, total: int, kind: int, *parts: tuple[float, Packet]) -> Packet:
+            """A packet with the sum of weight * payload over slice k; its header's token field holds the sum of weights so far."""
+            said = Said(round, total, mine.digest)
+            tree: Tree | None = None
+            if like:
+                pieces = [Piece(seat.slices[k], w, p.payload) for w, p in parts]
+                tree = seat.combine(pieces, seat.method.codec, like)
+            return seat.pack(tree, seat.slices[k], kind, said)
+
+        totals = dict.fromkeys(seat.everybody, weight)
+        sums: Own = {me: passed_on(me, weight, Tag.REDUCE, (float(weight), own[me]))}
+        for hop in range(n - 1):
+            k_out, k_in = (me - hop) % n, (me - hop - 1) % n
+            yield Send((right,), Tag.of(round, Tag.REDUCE), sums.pop(k_out))
+            origins = tuple((left - back) % n for back in range(hop + 1))
+            got: Packet = (yield Gather(Tag.of(round, Tag.REDUCE), (left,), ready_round, {left: origins}))[left]
+            if like:
+                _verify(seat, round, {me: own[me], left: got})
+            totals[k_in] = got.header.tokens + weight
+            sums[k_in] = passed_on(k_in, totals[k_in], Tag.REDUCE, (1.0, got), (float(weight), own[k_in]))
+            yield Span("decode", 8 * numel(seat.slices[k_in]))
+        done = (me + 1) % n
+        total = totals[done]
+        means: Own = {done: passed_on(done, total, Tag.SPREAD, (float(np.float32(1.0 / total)) if total else 0.0, sums[done]))}
+        for hop in range(n - 1):
+            k_out, k_in = (me + 1 - hop) % n, (me - hop) % n
+            yield Send((right,), Tag.of(round, Tag.SPREAD), means[k_out])
+            means[k_in] = (yield Gather(Tag.of(round, Tag.SPREAD), (left,), ready_round, {left: seat.everybody}))[left]
+        mixed = None
+        if like:
+            mixed = seat.combine([Piece(seat.slices[k], 1.0, means[k].payload) for k in seat.everybody], seat.method.codec, like)
+        yield Span("decode", 4 * numel(seat.layout))
+        return Heard(mixed, {me: float(bool(total))}, (me,) if refused else ())
+
+
+_PLANS: dict[type, Plan] = {kinds.Gather: _GatherPlan(), kinds.Shard: _ShardPlan(), kinds.Ring: _RingPlan()}

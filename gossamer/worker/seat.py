@@ -1,0 +1,93 @@
+"""What a worker's program knows that does not change: who it is, what it runs, and the sizes that follow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple, TypeAlias
+
+from gossamer.core.codec.base import Codec, Stats
+from gossamer.core.combine import Piece, combine
+from gossamer.core.fragment import shards
+from gossamer.core.method import Method
+from gossamer.core.mixing import Mixing
+from gossamer.core.tree import Layout, Tree, layout_hash
+from gossamer.worker.effects import Addr
+from gossamer.worker.packet import HEADER_BYTES, Header, Packet, blank, check, seal
+
+Combine: TypeAlias = Callable[[Sequence[Piece], Codec, Tree], Tree]
+
+
+class Said(NamedTuple):
+    """What the headers of a round's packets say of their sender."""
+
+    round: int
+    tokens: int
+    digest: int = 0
+    flags: int = 0
+    stats: Stats | None = None
+    """The codec's statistics of what is said, summed over the site; None: taken from the tree that is encoded."""
+
+
+@dataclass(frozen=True)
+class Seat:
+    """One worker's place in a run."""
+
+    me: Addr
+    method: Method
+    layout: Layout
+    run_id: int = 0
+    combine: Combine = field(default=combine, repr=False)
+    """How a mean is formed. The simulator shares one memoised function among its workers; its result is never written to."""
+
+    @cached_property
+    def everybody(self) -> tuple[Addr, ...]:
+        """All workers."""
+        return tuple(range(self.method.n))
+
+    @cached_property
+    def others(self) -> tuple[Addr, ...]:
+        """All workers but this one."""
+        return tuple(j for j in self.everybody if j != self.me)
+
+    @cached_property
+    def slices(self) -> tuple[Layout, ...]:
+        """Slice j is worker j's to average (shard and ring exchanges)."""
+        return shards(self.layout, self.method.n)
+
+    @cached_property
+    def mark(self) -> int:
+        """Hash of the layout."""
+        return layout_hash(self.layout)
+
+    @cached_property
+    def whole_bytes(self) -> int:
+        """Size of a packet with the whole layout."""
+        return HEADER_BYTES + self.method.codec.nbytes(self.layout)
+
+    def slice_bytes(self, j: Addr) -> int:
+        """Size of a packet with slice j."""
+        return HEADER_BYTES + self.method.codec.nbytes(self.slices[j])
+
+    def mixing(self, round: int) -> Mixing:
+        """Who hears whom in `round`."""
+        return self.method.topology.at(round)
+
+    def pack(self, tree: Tree | None, layout: Layout, kind: int, said: Said, tokens: int | None = None) -> Packet:
+        """Encodes `layout`'s part of `tree`; only its size where there are no tensors."""
+        codec = self.method.codec
+        header = Header(
+            run_id=self.run_id, round=said.round, sender=self.me, kind=kind, codec_id=codec.id, codec_version=codec.version,
+            layout=self.mark, digest=said.digest, tokens=said.tokens if tokens is None else tokens, flags=said.flags,
+        )  # fmt: skip
+        if tree is None:
+            return Packet(header, HEADER_BYTES + codec.nbytes(layout), None)
+        data = blank(codec.nbytes(layout))
+        codec.encode(tree, layout, codec.stats(tree, layout) if said.stats is None else said.stats, data[HEADER_BYTES:])
+        return seal(data, header)
+
+    def check(self, packet: Packet, round: int, sender: Addr) -> None:
+        """Refuses a foreign packet by name."""
+        codec = self.method.codec
+        check(packet, run_id=self.run_id, round=round, sender=sender, codec=(codec.id, codec.version), layout=self.mark)
