@@ -14,7 +14,7 @@ import numpy as np
 from gossamer.core import exchange as kinds
 from gossamer.core.combine import Piece, normalised
 from gossamer.core.errors import RunFailed
-from gossamer.core.tree import Tree, numel
+from gossamer.core.tree import Tree
 from gossamer.worker.effects import Addr, Effect, Expect, Gather, Reply, Send, Span, Tag
 from gossamer.worker.packet import REFUSED, Packet
 from gossamer.worker.seat import Said, Seat
@@ -117,7 +117,7 @@ class _GatherPlan:
 
     def say(self, seat: Seat, tree: Tree, said: Said) -> Generator[Effect, Reply, Own]:
         packet = seat.pack(tree or None, seat.layout, Tag.SAY, said)
-        yield Span("encode", 4 * numel(seat.layout))
+        yield Span("encode", 4 * seat.elements)
         own = {0: packet}
         yield from self.resend(seat, said.round, own)
         return own
@@ -125,20 +125,20 @@ class _GatherPlan:
     def resend(self, seat: Seat, round: int, own: Own) -> Iterator[Send]:
         to = seat.mixing(round).out(seat.me)
         if to:
-            yield Send(to, Tag.of(round, Tag.SAY), own[0])
+            yield Send(seat.others if len(to) == seat.method.n - 1 else to, Tag.of(round, Tag.SAY), own[0])
 
     def hear(self, seat: Seat, round: int, ready_round: int, own: Own, like: Tree) -> Generator[Effect, Reply, Heard]:
         frm = seat.mixing(round).inn(seat.me)
         packets: dict[Addr, Packet] = dict((yield Gather(Tag.of(round, Tag.SAY), frm, ready_round))) if frm else {}
         packets[seat.me] = own[0]
         if not like:
-            yield Span("decode", 4 * numel(seat.layout) * len(packets))
+            yield Span("decode", 4 * seat.elements * len(packets))
             return Heard(None, dict.fromkeys(packets, 1.0), ())
         _verify(seat, round, packets)
         weights = _mean_weights(seat, packets) if seat.method.synchronous else _row_weights(seat, round, packets)
         pieces = [Piece(seat.layout, w, packets[j].payload) for j, w in weights.items()]
         mixed = seat.combine(pieces, seat.method.codec, like)
-        yield Span("decode", 4 * numel(seat.layout) * len(packets))
+        yield Span("decode", 4 * seat.elements * len(packets))
         return Heard(mixed, weights, _refused(packets))
 
 
@@ -152,7 +152,7 @@ class _ShardPlan:
 
     def say(self, seat: Seat, tree: Tree, said: Said) -> Generator[Effect, Reply, Own]:
         own = {j: seat.pack(tree or None, piece, Tag.SAY, said) for j, piece in enumerate(seat.slices)}
-        yield Span("encode", 4 * numel(seat.layout))
+        yield Span("encode", 4 * seat.elements)
         yield from self.resend(seat, said.round, own)
         return own
 
@@ -171,10 +171,10 @@ class _ShardPlan:
             part = seat.combine([Piece(seat.slices[me], w, packets[j].payload) for j, w in weights.items()], codec, like)
         else:
             weights = dict.fromkeys(packets, 1.0)
-        yield Span("decode", 4 * numel(seat.slices[me]) * len(packets))
+        yield Span("decode", 4 * seat.slice_elements[me] * len(packets))
         said = Said(round, sum(p.header.tokens for p in packets.values()), own[me].header.digest)
         means = {me: seat.pack(part, seat.slices[me], Tag.MEAN, said)}
-        yield Span("encode", 4 * numel(seat.slices[me]))
+        yield Span("encode", 4 * seat.slice_elements[me])
         if others:
             yield Send(others, Tag.of(round, Tag.MEAN), means[me])
             means |= yield Gather(Tag.of(round, Tag.MEAN), others, ready_round, dict.fromkeys(others, seat.everybody))
@@ -182,7 +182,7 @@ class _ShardPlan:
         if like:
             _verify(seat, round, means)
             mixed = seat.combine([Piece(seat.slices[j], 1.0, means[j].payload) for j in seat.everybody], codec, like)
-        yield Span("decode", 4 * numel(seat.layout))
+        yield Span("decode", 4 * seat.elements)
         return Heard(mixed, weights, _refused(packets))
 
 
@@ -197,7 +197,7 @@ class _RingPlan:
 
     def say(self, seat: Seat, tree: Tree, said: Said) -> Generator[Effect, Reply, Own]:
         own = {j: seat.pack(tree or None, piece, Tag.REDUCE, said) for j, piece in enumerate(seat.slices)}
-        yield Span("encode", 4 * numel(seat.layout))
+        yield Span("encode", 4 * seat.elements)
         return own
 
     def resend(self, seat: Seat, round: int, own: Own) -> Iterator[Send]:
@@ -230,7 +230,7 @@ class _RingPlan:
                 _verify(seat, round, {me: own[me], left: got})
             totals[k_in] = got.header.tokens + weight
             sums[k_in] = passed_on(k_in, totals[k_in], Tag.REDUCE, (1.0, got), (float(weight), own[k_in]))
-            yield Span("decode", 8 * numel(seat.slices[k_in]))
+            yield Span("decode", 8 * seat.slice_elements[k_in])
         done = (me + 1) % n
         total = totals[done]
         means: Own = {done: passed_on(done, total, Tag.SPREAD, (float(np.float32(1.0 / total)) if total else 0.0, sums[done]))}
@@ -241,7 +241,7 @@ class _RingPlan:
         mixed = None
         if like:
             mixed = seat.combine([Piece(seat.slices[k], 1.0, means[k].payload) for k in seat.everybody], seat.method.codec, like)
-        yield Span("decode", 4 * numel(seat.layout))
+        yield Span("decode", 4 * seat.elements)
         return Heard(mixed, {me: float(bool(total))}, (me,) if refused else ())
 
 

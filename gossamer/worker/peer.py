@@ -18,7 +18,7 @@ import torch
 from gossamer.core.codec import Fp32
 from gossamer.core.combine import Piece
 from gossamer.core.outer import drift
-from gossamer.core.tree import Tree, digest, map_tree, master, numel, zeros_like
+from gossamer.core.tree import Tree, digest, map_tree, master, zeros_like
 from gossamer.worker.effects import (
     Boundary,
     Compute,
@@ -84,6 +84,7 @@ def peer(seat: Seat, state: State) -> Program:
             return state
     if state.pending:
         yield from _land(seat, state, state.pending.y)
+        yield Note({"kind": "close", "round": state.round, "worker": seat.me})
     return state
 
 
@@ -215,7 +216,7 @@ def _step(seat: Seat, state: State, D: Tree, own: Own, heard: Heard) -> Generato
         else:
             said = seat.combine(_own_pieces(seat, own), seat.method.codec, state.x) if outer.needs_said else {}
             state.x, state.outer = outer.step(state.x, D, said, heard.mixed, state.outer)
-    yield Span("outer", 12 * numel(seat.layout))
+    yield Span("outer", 12 * seat.elements)
 
 
 def _drain(seat: Seat, state: State) -> Generator[Effect, Reply, None]:

@@ -12,7 +12,7 @@ from gossamer.core.combine import Piece, combine
 from gossamer.core.fragment import shards
 from gossamer.core.method import Method
 from gossamer.core.mixing import Mixing
-from gossamer.core.tree import Layout, Tree, layout_hash
+from gossamer.core.tree import Layout, Tree, layout_hash, numel
 from gossamer.worker.effects import Addr
 from gossamer.worker.packet import HEADER_BYTES, Header, Packet, blank, check, seal
 
@@ -48,8 +48,8 @@ class Seat:
 
     @cached_property
     def others(self) -> tuple[Addr, ...]:
-        """All workers but this one."""
-        return tuple(j for j in self.everybody if j != self.me)
+        """All workers but this one, the next higher first: if everybody sends in this order, nobody's downlink is everybody's first."""
+        return tuple((self.me + k) % self.method.n for k in range(1, self.method.n))
 
     @cached_property
     def slices(self) -> tuple[Layout, ...]:
@@ -60,6 +60,16 @@ class Seat:
     def mark(self) -> int:
         """Hash of the layout."""
         return layout_hash(self.layout)
+
+    @cached_property
+    def elements(self) -> int:
+        """Elements of the layout."""
+        return numel(self.layout)
+
+    @cached_property
+    def slice_elements(self) -> tuple[int, ...]:
+        """Elements of each slice."""
+        return tuple(numel(piece) for piece in self.slices)
 
     @cached_property
     def whole_bytes(self) -> int:
@@ -82,7 +92,7 @@ class Seat:
             layout=self.mark, digest=said.digest, tokens=said.tokens if tokens is None else tokens, flags=said.flags,
         )  # fmt: skip
         if tree is None:
-            return Packet(header, HEADER_BYTES + codec.nbytes(layout), None)
+            return Packet(header, self.whole_bytes if layout is self.layout else HEADER_BYTES + codec.nbytes(layout), None)
         data = blank(codec.nbytes(layout))
         codec.encode(tree, layout, codec.stats(tree, layout) if said.stats is None else said.stats, data[HEADER_BYTES:])
         return seal(data, header)

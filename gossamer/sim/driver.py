@@ -1,0 +1,383 @@
+"""The virtual-clock world: answers the effects of N worker programs from an event queue, a network model and a model of compute time.
+
+    Simulation(programs, bodies, network, timing, hooks).run()
+
+A worker runs ahead of the clock through everything that nobody else can see (compute, load, spans): those only move its own time. Before
+it sends, waits, notes or crosses a boundary it lets the clock catch up, so that what workers do to one another happens in one total
+order (time, then order of scheduling) and a run is a pure function of its inputs. Spans are therefore reported in the order of time
+within one worker, not across workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import NamedTuple, Protocol, TypeAlias
+
+from gossamer.core.errors import BadInput, RunFailed
+from gossamer.sim.clock import EventQueue
+from gossamer.sim.deadlock import deadlock, in_words
+from gossamer.sim.mailbox import Flight, Message
+from gossamer.sim.worker import Worker
+from gossamer.worker.account import Account, Hooks, TraceKind, split_wait
+from gossamer.worker.effects import (
+    Addr,
+    Body,
+    Boundary,
+    Compute,
+    Done,
+    Effect,
+    Expect,
+    Gather,
+    Go,
+    Load,
+    Note,
+    Program,
+    Ready,
+    Reply,
+    Send,
+    SiteSum,
+    Span,
+    SpanKind,
+    Work,
+)
+from gossamer.worker.packet import Packet
+from gossamer.worker.state import State
+
+Event: TypeAlias = tuple[float, int, int]
+"""(time in seconds, message key, version)."""
+
+_KEPT_ROUNDS = 2
+"""READY stamps are kept for this many rounds behind the slowest worker: an exchange in flight across a boundary still asks for them."""
+
+
+class NetworkModel(Protocol):
+    """Moves messages through virtual time."""
+
+    def launch(self, now_s: float, key: int, src: Addr, dst: Addr, nbytes: int) -> Sequence[Event]:
+        """Message `key` leaves. Returns events to schedule."""
+
+    def finish(self, when_s: float, key: int, version: int) -> tuple[bool, Sequence[Event]]:
+        """A scheduled event is due. Returns (message `key` is delivered now, events to schedule); (False, []) when it is out of date."""
+
+
+class TimeModel(Protocol):
+    """What work costs."""
+
+    def steps_s(self, worker: Addr, round: int, first_step: int, steps: int, batch: int) -> float:
+        """Seconds of `steps` inner steps of `batch` sequences, the first being step `first_step` of the round."""
+
+    def span_s(self, kind: SpanKind, nbytes: int) -> float:
+        """Seconds of encoding, decoding or an outer step over `nbytes`."""
+
+
+class SimResult(NamedTuple):
+    """What a simulated run ended with."""
+
+    final: list[State | None]
+    """Each worker's last state."""
+    accounts: list[Account]
+    """Each worker's seconds and bytes. `wall_s` counts from the worker's start."""
+    events: int
+    """Events taken from the queue."""
+
+
+class Simulation:
+    """N logical workers on one virtual clock. Runs once.
+
+    Args:
+        programs: one program per worker; a worker's address is its index.
+        bodies: what does the inner steps, one per worker; None for a timing-only run (no tensors, packets without data).
+        network: moves messages.
+        timing: what compute, encoding, decoding and outer steps cost. `apply` costs nothing: its cost belongs to the step of its `grad`.
+        hooks: metrics, trace, checkpoints; None for none of them (faster).
+        charge: bytes on the clock per packet byte, to charge a bigger model's exchange. Accounts count real packet bytes.
+        start_s: each worker's time at the start (a resumed run); 0 by default.
+        rounds0: rounds each worker has completed before the start; 0 by default.
+        sequence: tokens per sequence, for the token counts of a timing-only run.
+
+    Raises:
+        BadInput: lists of unlike lengths, a charge that is not positive, a timing-only run without `sequence`.
+    """
+
+    def __init__(
+        self,
+        programs: Sequence[Program],
+        bodies: Sequence[Body] | None,
+        network: NetworkModel,
+        timing: TimeModel,
+        hooks: Hooks | None,
+        *,
+        charge: float = 1.0,
+        start_s: Sequence[float] | None = None,
+        rounds0: Sequence[int] | None = None,
+        sequence: int = 0,
+    ) -> None:
+        n = len(programs)
+        for what, given in (("bodies", bodies), ("start_s", start_s), ("rounds0", rounds0)):
+            if given is not None and len(given) != n:
+                raise BadInput(f"{what} has {len(given)} entries for {n} programs: give one per worker, or None")
+        if not 0.0 < charge < float("inf"):
+            raise BadInput(
+                f"charge is {charge}, expected a positive number of bytes on the clock per packet byte (1.0 charges what is sent)"
+            )
+        if bodies is None and sequence < 1:
+            raise BadInput(
+                f"a timing-only run (bodies=None) counts tokens as steps * batch * sequence and got sequence={sequence}: give it"
+            )
+        starts = [0.0] * n if start_s is None else list(start_s)
+        rounds = [0] * n if rounds0 is None else list(rounds0)
+        self._workers = [
+            Worker(i, program, None if bodies is None else bodies[i], starts[i], rounds[i]) for i, program in enumerate(programs)
+        ]
+        self._queue = EventQueue(min(starts, default=0.0))
+        self._flight = Flight()
+        self._network = network
+        self._timing = timing
+        self._hooks = hooks
+        self._charge = charge
+        self._sequence = sequence
+        self._sent = 0  # messages so far: the key of the next
+        self._ready_s: dict[int, dict[Addr, float]] = {}  # round -> worker -> when its compute of that round ended
+        self._at_round: dict[int, int] = {}  # round -> workers that are in it
+        for r in rounds:
+            self._at_round[r] = self._at_round.get(r, 0) + 1
+
+    def run(self) -> SimResult:
+        """Runs all programs to their end, and delivers what is still on its way then.
+
+        Raises:
+            RunFailed: a program or a body raised, a message is not what was expected, or workers wait for each other (deadlock). The
+                message names the worker; the other programs are closed.
+        """
+        queue, workers, finish, answer, arrive = self._queue, self._workers, self._network.finish, self._answer, self._arrive
+        push, pop = queue.push, queue.pop
+        events = 0
+        try:
+            for worker in workers:
+                push(worker.now_s, ~worker.addr, 0)
+            while len(queue):
+                now_s, key, version = pop()
+                events += 1
+                if key < 0:
+                    worker = workers[~key]
+                    effect, worker.parked = worker.parked, None
+                    answer(worker, effect, None)
+                    continue
+                delivered, later = finish(now_s, key, version)
+                for event in later:
+                    push(*event)
+                if delivered:
+                    arrive(now_s, key)
+            if not all(worker.finished for worker in workers):
+                raise RunFailed(deadlock(self._workers, queue.now_s))
+        except BaseException:
+            for worker in workers:
+                with suppress(Exception):  # the first failure is the one to report
+                    worker.program.close()
+            raise
+        for worker in workers:
+            worker.settle()
+            worker.account.wall_s = worker.now_s - worker.start_s
+        return SimResult([worker.final for worker in workers], [worker.account for worker in workers], events)
+
+    def _answer(self, worker: Worker, effect: Effect | None, reply: Reply) -> None:
+        """Answers a worker's effects, from `effect` or else from `reply` on, until it waits for a message or for the clock."""
+        clock_s, hooks, send = self._queue.now_s, self._hooks, worker.program.send
+        while True:
+            if effect is None:
+                try:
+                    effect = send(reply)
+                except StopIteration as stop:
+                    self._finish(worker, stop.value)
+                    return
+                except Exception as error:
+                    raise _failure(worker, error) from error
+                reply = None
+            if type(effect) is Span:
+                self._spend(worker, effect.kind, self._timing.span_s(effect.kind, self._charged(effect.nbytes)))
+            elif type(effect) is Expect:
+                base, put = effect.tag * len(self._workers), worker.sizes.put
+                for j, nbytes in effect.sizes.items():
+                    put(base + j, nbytes)
+            elif type(effect) is Compute:
+                reply = self._compute(worker, effect.work)
+            elif type(effect) is Ready:
+                self._ready_s.setdefault(effect.round, {})[worker.addr] = worker.now_s
+            elif type(effect) is Load:
+                if worker.body is not None:
+                    try:
+                        worker.body.load(effect.tree, effect.reset_inner)
+                    except Exception as error:
+                        raise _failure(worker, error) from error
+            elif type(effect) is SiteSum:
+                reply = effect.value
+            elif worker.now_s > clock_s:  # others can see what follows: let the clock catch up
+                worker.parked = effect
+                self._queue.push(worker.now_s, ~worker.addr, 0)
+                return
+            elif type(effect) is Send:
+                self._send(worker, effect)
+            elif type(effect) is Gather:
+                if not self._present(worker, effect):
+                    return
+                reply, _, _ = self._take(worker, effect)
+            elif type(effect) is Boundary:
+                self._cross(worker, effect.round)
+                reply = Go() if hooks is None else hooks.boundary(worker.addr, effect.round, clock_s, effect.state, worker.body)
+            elif type(effect) is Note:
+                if hooks is not None:
+                    hooks.note(worker.record(effect.record))
+            else:
+                raise RunFailed(f"worker {worker.addr}, round {worker.round}: its program asked for {effect!r}, which is no effect")
+            effect = None
+
+    def _charged(self, nbytes: int) -> int:
+        return nbytes if self._charge == 1.0 else round(nbytes * self._charge)
+
+    def _spend(self, worker: Worker, kind: TraceKind, seconds: float) -> None:
+        """Moves a worker's own time on."""
+        if seconds == 0.0:
+            return
+        if not seconds > 0.0:
+            raise RunFailed(
+                f"worker {worker.addr}, round {worker.round}: the time model charges {seconds!r} s for {kind}, expected 0 or more"
+            )
+        begin_s = worker.now_s
+        worker.now_s = end_s = begin_s + seconds
+        worker.seconds[kind] += seconds
+        if self._hooks is not None:
+            self._hooks.span(worker.addr, kind, begin_s, end_s, worker.round)
+
+    def _compute(self, worker: Worker, work: Work) -> Done:
+        if worker.body is None:
+            tokens = 0 if work.kind == "apply" else work.steps * work.batch * self._sequence
+            done = Done(None, tokens, 0.0)
+        else:
+            try:
+                done = worker.body.compute(work)
+            except Exception as error:
+                raise _failure(worker, error) from error
+        if work.kind != "apply":
+            seconds = self._timing.steps_s(worker.addr, worker.round, worker.step, work.steps, work.batch)
+            worker.step += work.steps
+            self._spend(worker, "compute", seconds)
+        return done
+
+    def _send(self, worker: Worker, effect: Send) -> None:
+        to, tag, packet = effect
+        src, n, now_s = worker.addr, len(self._workers), worker.now_s
+        nbytes = self._charged(packet.nbytes)
+        slot = tag * n + src
+        start, launch, push = self._flight.start, self._network.launch, self._queue.push
+        key = self._sent
+        for dst in to:
+            if dst == src or not 0 <= dst < n:
+                raise RunFailed(
+                    f"worker {src}, round {worker.round}: sends {in_words(tag)} to worker {dst}, expected one of the {n - 1} other workers "
+                    f"(0 to {n - 1} without {src})"
+                )
+            start(key, Message(src, dst, tag, packet, slot * n + dst))
+            for event in launch(now_s, key, src, dst, nbytes):
+                push(*event)
+            key += 1
+        self._sent = key
+        worker.said_bytes += packet.nbytes * len(to)
+
+    def _arrive(self, now_s: float, key: int) -> None:
+        for src, dst, tag, packet, _ in self._flight.land(key):
+            worker = self._workers[dst]
+            worker.heard_bytes += packet.nbytes
+            slot = tag * len(self._workers) + src
+            worker.box.put(slot, (now_s, packet))
+            if slot in worker.lacks:
+                worker.lacks.remove(slot)
+                if not worker.lacks:
+                    self._resume(worker, now_s)
+
+    def _present(self, worker: Worker, gather: Gather) -> bool:
+        """Whether all messages of a wait are here. If not, the worker waits for them."""
+        base, box, sizes = gather.tag * len(self._workers), worker.box.held, worker.sizes.held
+        lacks = None
+        for j in gather.frm:
+            slot = base + j
+            if slot not in sizes:
+                raise RunFailed(
+                    f"worker {worker.addr}, round {worker.round}: gathers {in_words(gather.tag)} from worker {j} without an Expect for it: "
+                    "real worlds post their receives from Expect and would never hear it"
+                )
+            if slot not in box:
+                if lacks is None:
+                    lacks = worker.lacks
+                lacks.add(slot)
+        if lacks is None:
+            return True
+        worker.gather = gather
+        return False
+
+    def _take(self, worker: Worker, gather: Gather) -> tuple[dict[Addr, Packet], Addr, float]:
+        """Takes the messages of a wait out of the mailbox. Returns them, the last to arrive (a tie: the lowest address) and its time."""
+        base, take_mail, take_size = gather.tag * len(self._workers), worker.box.take, worker.sizes.take
+        heard: dict[Addr, Packet] = {}
+        last, last_s = -1, float("-inf")
+        for j in gather.frm:
+            at_s, packet = take_mail(base + j)
+            nbytes = take_size(base + j)
+            if packet.nbytes != nbytes:
+                raise RunFailed(
+                    f"worker {worker.addr}, round {worker.round}: expects {nbytes} bytes of {in_words(gather.tag)} from worker {j}, which "
+                    f"sent {packet.nbytes} bytes: both must compute one size from one configuration"
+                )
+            heard[j] = packet
+            if at_s > last_s or (at_s == last_s and j < last):
+                last, last_s = j, at_s
+        return heard, last, last_s
+
+    def _resume(self, worker: Worker, now_s: float) -> None:
+        """The last message of a wait has come: accounts for the wait and goes on with the answer."""
+        gather, begin_s = worker.gather, worker.now_s
+        assert gather is not None
+        worker.gather = None
+        heard, last, last_s = self._take(worker, gather)
+        if now_s > begin_s:
+            straggler_s, network_s = split_wait(begin_s, {last: last_s}, gather.carries, self._ready_s.get(gather.round, {}))
+            worker.now_s = now_s
+            worker.seconds["straggler_idle"] += straggler_s
+            worker.seconds["network_idle"] += network_s
+            if now_s - begin_s > worker.waited_s:
+                worker.waited_s, worker.waited_for = now_s - begin_s, last
+            if self._hooks is not None:
+                middle_s = begin_s + straggler_s if network_s else now_s
+                if straggler_s:
+                    self._hooks.span(worker.addr, "straggler_idle", begin_s, middle_s, worker.round)
+                if network_s:
+                    self._hooks.span(worker.addr, "network_idle", middle_s, now_s, worker.round)
+        self._answer(worker, None, heard)
+
+    def _cross(self, worker: Worker, round: int) -> None:
+        """A worker has completed `round` rounds: forgets the READY stamps that nobody will ask for any more."""
+        at = self._at_round
+        at[round] = at.get(round, 0) + 1
+        worker.step = 0
+        self._leave(worker)
+        worker.round = round
+
+    def _leave(self, worker: Worker) -> None:
+        """A worker is in its round no more."""
+        at, ready_s = self._at_round, self._ready_s
+        at[worker.round] -= 1
+        if at[worker.round] == 0:
+            del at[worker.round]
+            slowest = min(at, default=None)
+            if slowest is not None and slowest > worker.round:
+                for old in [r for r in ready_s if r < slowest - _KEPT_ROUNDS]:
+                    del ready_s[old]
+
+    def _finish(self, worker: Worker, final: State | None) -> None:
+        worker.final, worker.finished = final, True
+        self._leave(worker)
+
+
+def _failure(worker: Worker, error: Exception) -> RunFailed:
+    what = str(error) if isinstance(error, RunFailed) else f"{type(error).__name__}: {error}"
+    return RunFailed(f"worker {worker.addr}, round {worker.round}: {what}")

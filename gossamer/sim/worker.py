@@ -1,0 +1,67 @@
+"""One worker as the driver sees it: where it stands, what it waits for, and where its time and bytes went."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gossamer.sim.mailbox import Slots
+from gossamer.worker.account import Account, TraceKind
+from gossamer.worker.effects import Addr, Body, Effect, Gather, Program
+from gossamer.worker.packet import Packet
+from gossamer.worker.state import State
+
+_KINDS: tuple[TraceKind, ...] = ("compute", "straggler_idle", "network_idle", "encode", "decode", "outer")
+
+
+class Worker:
+    """One worker as the driver sees it."""
+
+    __slots__ = (
+        "account", "addr", "body", "box", "final", "finished", "gather", "heard_bytes", "lacks", "noted_s", "now_s", "parked", "program",
+        "round", "said_bytes", "seconds", "sizes", "start_s", "step", "waited_for", "waited_s",
+    )  # fmt: skip
+
+    def __init__(self, addr: Addr, program: Program, body: Body | None, start_s: float, round: int) -> None:
+        self.addr = addr
+        self.program = program
+        self.body = body
+        self.start_s = self.now_s = self.noted_s = start_s
+        self.round = round
+        self.step = 0  # inner steps done in this round
+        self.parked: Effect | None = None  # an effect that waits for the clock to reach now_s
+        self.gather: Gather | None = None  # the wait that this worker is in
+        self.lacks: set[int] = set()  # slots that the wait still lacks
+        self.box = Slots[tuple[float, Packet]]()  # arrived, not yet gathered
+        self.sizes = Slots[int]()  # expected, not yet gathered
+        self.account = Account()
+        self.seconds: dict[TraceKind, float] = dict.fromkeys(_KINDS, 0.0)  # this and the next four: since the last round note
+        self.said_bytes = 0
+        self.heard_bytes = 0
+        self.waited_s = 0.0
+        self.waited_for: Addr | None = None
+        self.final: State | None = None
+        self.finished = False
+
+    def settle(self) -> None:
+        """Moves what was counted since the last round note to the account."""
+        account = self.account
+        for kind, seconds in self.seconds.items():
+            account.add(kind, seconds)
+            self.seconds[kind] = 0.0
+        account.bytes_sent += self.said_bytes
+        account.bytes_received += self.heard_bytes
+        self.said_bytes = self.heard_bytes = 0
+        self.waited_s, self.waited_for, self.noted_s = 0.0, None, self.now_s
+
+    def record(self, record: dict[str, Any]) -> dict[str, Any]:
+        """A note as it goes to the metrics: with worker and time, and for a round with where its seconds and bytes went."""
+        full = {"worker": self.addr, "time_s": self.now_s, **record}
+        if record.get("kind") in ("round", "close"):
+            for kind, seconds in self.seconds.items():
+                full[f"{kind}_s"] = seconds
+            full["wall_s"] = self.now_s - self.noted_s
+            full["bytes_sent"] = self.said_bytes
+            full["bytes_received"] = self.heard_bytes
+            full["waited_for"] = self.waited_for
+            self.settle()
+        return full
