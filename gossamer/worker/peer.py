@@ -118,7 +118,7 @@ def _sync(seat: Seat, state: State, source: int) -> Generator[Effect, Reply, Non
         yield Expect(tag, {source: HEADER_BYTES + size})
         packet: Packet = (yield Gather(tag, (source,), 0))[source]
         for v in state.x.values():
-            v.zero_()
+            v.fill_(-0.0)  # the one number that nothing is changed by adding to, the sign of a zero included
         codec.accumulate(packet.payload, seat.layout, state.x, 1.0)
         state.outer = seat.method.outer.init(state.x)
         return
