@@ -45,5 +45,5 @@ class Setting:
         return replace(self, plan=replace(self.plan, steps=(1,) * self.n), rounds=self.rounds * steps)
 
 
-ADAMW = AdamW(lr=3e-3)
+ADAMW = AdamW(lr=2e-3)
 """The default inner optimizer."""

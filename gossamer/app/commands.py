@@ -1,0 +1,160 @@
+"""One function per command of the command line. Each checks everything before it creates anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from gossamer.app.config import load
+from gossamer.app.folder import RunFolder, check_new, default_path
+from gossamer.app.job import Job, resolve
+from gossamer.core.errors import BadInput
+
+
+def _console() -> Console:
+    """Wide enough for a table where there is no terminal to ask."""
+    found = Console(highlight=False, soft_wrap=True)
+    return found if found.is_terminal else Console(highlight=False, soft_wrap=True, width=140)
+
+
+def _resumed(run: Path, configs: Sequence[Path], sets: Sequence[str]) -> tuple[RunFolder, Job]:
+    """A run folder and its job: the configuration is the folder's own."""
+    if configs:
+        raise BadInput(f"--resume {run} goes on with the configuration in that folder: leave CONFIG out")
+    folder = RunFolder.existing(run)
+    if sets:
+        raise BadInput(f"--resume {run} goes on with the configuration in that folder: leave --set out")
+    return folder, resolve(load([run / "config.toml"]))
+
+
+def _new(configs: Sequence[Path], sets: Sequence[str], out: Path | None) -> tuple[Path, Job]:
+    """The folder of a new run, not yet made, and its job."""
+    job = resolve(load(configs, sets))
+    path = out or (Path(job.config.run.out) if job.config.run.out else default_path(job.title))
+    check_new(path)
+    return path, job
+
+
+def simulate(configs: Sequence[Path], sets: Sequence[str], *, resume: Path | None, out: Path | None, timing_only: bool) -> None:
+    """`gossamer simulate`."""
+    from gossamer.app import simulate as world
+    from gossamer.app.timing import time_only
+    from gossamer.report import read, table
+
+    if timing_only:
+        job = resolve(load(configs, sets))
+        if resume or out:
+            raise BadInput("--timing-only trains nothing and keeps no run folder: leave --out and --resume out")
+        summary, result = time_only(job)
+        _print_timing(job, summary, result.events)
+        return
+    if resume:
+        folder, job = _resumed(resume, configs, sets)
+        world.simulate(job, resume=folder)
+    else:
+        path, job = _new(configs, sets, out)
+        folder = world.simulate(job, path)
+    _finish(folder.path)
+    _console().print(table.as_text([read.Run.load(folder.path)]), markup=False)
+
+
+def _print_timing(job: Job, summary: dict[str, object], events: int) -> None:
+    from gossamer.app.plan import show
+
+    show(job, _console())
+
+
+def report(runs: Sequence[Path], *, out: Path | None) -> None:
+    """`gossamer report`."""
+    from gossamer.report import page
+
+    path = page.write_page(runs, out or runs[0] / "report.html")
+    _console().print(f"report: {path}")
+
+
+def trace(run: Path, *, to: Path) -> None:
+    """`gossamer trace`."""
+    from gossamer.report import perfetto
+
+    _console().print(f"trace: {perfetto.export(run, to)} (open it at ui.perfetto.dev)")
+
+
+def plan(configs: Sequence[Path], sets: Sequence[str]) -> None:
+    """`gossamer plan`."""
+    from gossamer.app.plan import show
+
+    show(resolve(load(configs, sets)), _console())
+
+
+def compare(configs: Sequence[Path], sets: Sequence[str], *, out: Path) -> None:
+    """`gossamer compare`."""
+    from gossamer.app.compare import compare as run
+    from gossamer.report import page, read, table
+
+    jobs = [resolve(load([config], sets)) for config in configs]
+    folders = run(jobs, out)
+    path = page.write_page(folders, out / "report.html")
+    _console().print(table.as_text([read.Run.load(f) for f in folders]), markup=False)
+    _console().print(f"report: {path}")
+
+
+def _finish(folder: Path) -> None:
+    """The report of one run, and where it is."""
+    from gossamer.report import page
+
+    path = page.write_page([folder], folder / "report.html")
+    _console().print(f"report: {path}")
+
+
+def train(configs: Sequence[Path], sets: Sequence[str], *, workers: int | None, resume: Path | None, out: Path | None) -> None:
+    """`gossamer train`."""
+    from gossamer.app import train as world
+    from gossamer.report import read, table
+
+    if world.is_worker():
+        if workers is not None:
+            raise BadInput(f"--workers {workers} starts processes of its own, and this is one of a started run already: leave it out")
+        _one_worker(configs, sets, resume, out)
+        return
+    if resume:
+        _, job = _resumed(resume, configs, sets)
+        path = resume
+    else:
+        path, job = _new(configs, [*sets, *_fitted(workers, configs, sets)], out)
+    if workers is None and job.n > 1:
+        raise BadInput(f"fleet {job.fleet.name} has {job.n} workers: start them here with --workers {job.n}, or one by one under torchrun")
+    if workers is not None and workers != job.n:
+        raise BadInput(f"--workers {workers} does not fit fleet {job.fleet.name}, which has {job.n}: use --workers {job.n}, or another fleet")
+    folder = world.launch_local(job, path, resume=resume is not None)
+    _finish(folder)
+    _console().print(table.as_text([read.Run.load(folder)]), markup=False)
+
+
+def _fitted(workers: int | None, configs: Sequence[Path], sets: Sequence[str]) -> list[str]:
+    """The fleet "uniform" takes its size from --workers."""
+    config = load(configs, sets)
+    return [f"fleet.workers={workers}"] if config.fleet.name == "uniform" and config.fleet.workers is None and workers else []
+
+
+def _one_worker(configs: Sequence[Path], sets: Sequence[str], resume: Path | None, out: Path | None) -> None:
+    """This process is one worker; worker 0 writes the report when all is done."""
+    from gossamer.app import train as world
+
+    if resume:
+        _, job = _resumed(resume, configs, sets)
+        world.work(job, resume, resume=True)
+        return
+    job = resolve(load(configs, sets))
+    path = out or (Path(job.config.run.out) if job.config.run.out else None)
+    if path is None:
+        raise BadInput("under torchrun all workers need one run folder: give --out FOLDER, on storage that all machines share")
+    world.work(job, path)
+
+
+def demo(*, out: Path | None) -> None:
+    """`gossamer demo`."""
+    from gossamer.app.demo import demo as run
+
+    run(out, _console())

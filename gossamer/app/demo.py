@@ -1,0 +1,90 @@
+"""The demonstration: one model trained by four unlike workers, for real and under the virtual clock, in a few minutes on a laptop."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from gossamer.app.compare import compare
+from gossamer.app.config import dump, override, parse
+from gossamer.app.folder import check_new, default_path, write_atomically
+from gossamer.app.job import Job, resolve
+from gossamer.app.train import launch_local
+from gossamer.core.errors import RunFailed
+from gossamer.report import page, read, table
+
+BASE: dict[str, Any] = {
+    "plan": {"steps": 20, "batch": 8, "sequence": 128},
+    "model": {"preset": "tiny"},
+    "data": {"limit_mb": 8.0},
+    "fleet": {"name": "azure-4"},
+    "clock": {"charge_as": "llama-150m", "charge_tokens": 65_536, "pace_s": 0.06},
+    "eval": {"sequences": 64, "target_perplexity": 150.0},
+    "run": {"rounds": 12},
+}
+"""What all runs of the demonstration share."""
+
+METHODS: dict[str, dict[str, Any]] = {
+    "DiLoCo": {"name": "diloco"},
+    "GeoMesh": {"name": "geomesh"},
+    "GASLoC two-peer": {"name": "gasloc", "topology": "two_peer"},
+}
+
+
+def jobs() -> dict[str, Job]:
+    """The demonstration's runs by title."""
+    return {title: resolve(parse(BASE | {"name": title, "method": method})) for title, method in METHODS.items()}
+
+
+def demo(out: Path | None, console: Console) -> Path:
+    """Runs it all and returns the path of the report.
+
+    Raises:
+        BadInput: the folder exists and is not empty.
+        RunFailed: the real run and its simulation end with different parameters.
+    """
+    out = out or default_path("demo")
+    check_new(out)
+    planned = jobs()
+    geomesh = planned["GeoMesh"]
+    out.mkdir(parents=True, exist_ok=True)
+    _prepare(geomesh, console)
+    console.rule("1 of 2: GeoMesh for real: four processes on this machine, paced like an H100, an A100, an L40S and an RTX 6000 Ada")
+    real = launch_local(_save(geomesh, out / "real.toml", {"name": "GeoMesh (real)"}), out / "geomesh-real")
+    console.rule("2 of 2: the same data and fleet under the virtual clock: DiLoCo, GeoMesh, GASLoC")
+    folders = compare(list(planned.values()), out)
+    same = _same(real, folders[list(planned).index("GeoMesh")])
+    path = page.write_page(folders, out / "report.html")
+    page.write_page([real], real / "report.html")
+    console.print()
+    console.print(table.as_text([read.Run.load(f) for f in folders]), markup=False)
+    console.print()
+    console.print(f"The real run and its simulation end with the same parameters, bit for bit: sha256 {same[:16]}...")
+    console.print("A short run with one seed shows the machinery; it does not rank the methods.")
+    console.print(f"report: {path}")
+    return path
+
+
+def _prepare(job: Job, console: Console) -> None:
+    """Tokens, made once: it is said, because it takes a while."""
+    console.print("reading the text of Python's standard library, and training a tokenizer on it (once) ...")
+    corpus = job.corpus()
+    console.print(f"{len(corpus.train):,} tokens to train on, {len(corpus.valid):,} to validate on")
+
+
+def _save(job: Job, path: Path, values: dict[str, Any]) -> Job:
+    config = override(job.config, values)
+    write_atomically(path, dump(config))
+    return resolve(config)
+
+
+def _same(real: Path, simulated: Path) -> str:
+    a, b = (json.loads((folder / "summary.json").read_text())["params_sha256"] for folder in (real, simulated))
+    if a != b:
+        raise RunFailed(
+            f"the real run {real} and its simulation {simulated} end with different parameters ({a} against {b}): a bug, please report it"
+        )
+    return str(a[0])

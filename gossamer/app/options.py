@@ -1,0 +1,132 @@
+"""A method's own options, checked against the signature of its recipe: the recipe is the only list of them.
+
+    def gasloc(n: int, *, alpha: float = 1.0, momentum: Literal["local", "mixed", "outer"] = "outer") -> Method: ...
+
+makes `alpha` and `momentum` keys of `[method]`; arguments without a default, and those that are objects, are not options.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+import types
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from gossamer.app.wording import describe, nearest, show
+from gossamer.core.errors import BadInput
+
+_SCALARS = (bool, int, float, str)
+
+
+def find_recipe(name: str) -> Callable[..., Any]:
+    """The recipe of a name in `gossamer.recipes.REGISTRY`, or of a dotted path to one of your own.
+
+    Raises:
+        BadInput: no such recipe.
+    """
+    recipes: Mapping[str, Callable[..., Any]] = importlib.import_module("gossamer.recipes").REGISTRY
+    if name in recipes:
+        return recipes[name]
+    module_name, _, attribute = name.replace(":", ".").rpartition(".")
+    if not module_name:
+        near = nearest(name, recipes)
+        hint = f'; did you mean "{near}"?' if near else "."
+        raise BadInput(f'method.name = "{name}" is not a method{hint} Known: {", ".join(recipes)}')
+    try:
+        recipe = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise BadInput(f'method.name = "{name}" cannot be imported ({error}): give module.function, importable from here') from None
+    if not callable(recipe):
+        raise BadInput(f'method.name = "{name}" is {show(recipe)}: expected a function that returns a Method')
+    return recipe
+
+
+def known_options(recipe: Callable[..., Any], reserved: Collection[str] = ()) -> dict[str, Any]:
+    """The options of a recipe: name -> type, of its arguments that have a default and can be written in a file."""
+    hints = get_type_hints(recipe)
+    return {
+        name: hints.get(name, type(parameter.default))
+        for name, parameter in inspect.signature(recipe).parameters.items()
+        if parameter.default is not inspect.Parameter.empty and name not in reserved and _writable(hints.get(name, type(parameter.default)))
+    }
+
+
+def check_options(recipe: Callable[..., Any], options: Mapping[str, Any], reserved: Collection[str] = ()) -> dict[str, Any]:
+    """`options` as keyword arguments of `recipe`: names known, values of the annotated type (a whole number may stand for a number,
+    a list for a tuple).
+
+    Args:
+        recipe: returns a method.
+        options: from `[method]`, as written.
+        reserved: arguments that other sections of the configuration fill.
+
+    Raises:
+        BadInput: an unknown option, with the nearest known one, or a value of the wrong kind.
+
+    >>> def recipe(n: int, *, alpha: float = 1.0, form: Literal["a", "b"] = "a") -> None: ...
+    >>> check_options(recipe, {"alpha": 2, "form": "b"})
+    {'alpha': 2.0, 'form': 'b'}
+    """
+    known = known_options(recipe, reserved)
+    title = getattr(recipe, "__name__", str(recipe))
+    checked: dict[str, Any] = {}
+    for name, value in options.items():
+        if name not in known:
+            near = nearest(name, known)
+            listed = f"; its options are {', '.join(known)}" if known else "; it has no options"
+            elsewhere = f"; {name} is set by another section of the configuration" if name in reserved else ""
+            raise BadInput(
+                f"unknown key method.{name}: {title} has no such option{elsewhere or (f'; did you mean {near}?' if near else listed)}"
+            )
+        fits, checked[name] = _convert(known[name], value)
+        if not fits:
+            hint = nearest(value, _choices(known[name])) if isinstance(value, str) else None
+            raise BadInput(
+                f"method.{name} = {show(value)}: {title} expects {describe(_written(known[name]))}"
+                + (f'; did you mean "{hint}"?' if hint else "")
+            )
+    return checked
+
+
+def _members(annotation: Any) -> tuple[Any, ...]:
+    return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+
+
+def _writable(annotation: Any) -> bool:
+    """True when a TOML value can be of this type (of one member of a union)."""
+    return any(
+        member in _SCALARS
+        or get_origin(member) is Literal
+        or (get_origin(member) in (tuple, list) and all(a is Ellipsis or a in _SCALARS for a in get_args(member)))
+        for member in _members(annotation)
+    )
+
+
+def _written(annotation: Any) -> Any:
+    """The members of a union that can be written in a file."""
+    kept = [m for m in _members(annotation) if _writable(m)]
+    return Union[tuple(kept)]  # noqa: UP007
+
+
+def _choices(annotation: Any) -> list[str]:
+    return [a for m in _members(annotation) if get_origin(m) is Literal for a in get_args(m) if isinstance(a, str)]
+
+
+def _convert(annotation: Any, value: Any) -> tuple[bool, Any]:
+    """(True, the value in the annotated type), or (False, None)."""
+    for member in _members(annotation):
+        origin, args = get_origin(member), get_args(member)
+        if origin is Literal and any(value == a and type(value) is type(a) for a in args):
+            return True, value
+        if member is float and isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            return True, value if int in _members(annotation) and isinstance(value, int) else float(value)
+        if member in (bool, int, str) and type(value) is member:
+            return True, value
+        if origin in (tuple, list) and isinstance(value, list | tuple):
+            kinds = [args[0]] * len(value) if origin is list or args[-1] is Ellipsis else list(args)
+            items = [_convert(kind, item) for kind, item in zip(kinds, value, strict=False)]
+            if len(kinds) == len(value) and all(fits for fits, _ in items):
+                return True, origin(item for _, item in items)
+    return False, None

@@ -1,0 +1,144 @@
+"""Progress of a run: a live line in a terminal, a plain line now and then elsewhere.
+
+with Progress(total_rounds=20, title="geomesh on azure-4") as progress:
+    progress.update(round=1, tokens=122_880, loss=6.1, extra="virtual clock 41 s")
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, TaskID, TextColumn
+from rich.progress import Progress as Bar
+
+_PLAIN_LINES = 10
+"""Lines that a run prints where there is no terminal, about."""
+
+
+class Progress:
+    """Rounds done, loss, tokens per second and time left.
+
+    In a terminal one line is redrawn; elsewhere (a log, a pipe) a line is printed about every tenth of the run; `quiet` prints nothing.
+
+    Args:
+        total_rounds: rounds of the whole run.
+        title: what is running.
+        quiet: print nothing at all.
+        first_round: rounds that a resumed run has done already.
+        first_tokens: tokens that a resumed run has consumed already.
+        file: where to print; standard output by default.
+        now_s: a monotonic clock, in seconds.
+    """
+
+    def __init__(
+        self,
+        total_rounds: int,
+        title: str,
+        *,
+        quiet: bool = False,
+        first_round: int = 0,
+        first_tokens: int = 0,
+        file: TextIO | None = None,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._total, self._title, self._quiet = total_rounds, title, quiet
+        self._first_round, self._first_tokens = first_round, first_tokens
+        self._console = Console(file=file, highlight=False, soft_wrap=True)
+        self._now_s = now_s
+        self._begin_s = now_s()
+        self._shown = first_round * _PLAIN_LINES // max(1, total_rounds)
+        self._bar: Bar | None = None
+        self._task = TaskID(0)
+
+    def __enter__(self) -> Progress:
+        self._begin_s = self._now_s()
+        if self._quiet:
+            return self
+        if self._console.is_terminal:
+            self._bar = Bar(
+                TextColumn("{task.description}", markup=False),
+                BarColumn(bar_width=24),
+                TextColumn("{task.fields[status]}", markup=False),
+                console=self._console,
+            )
+            self._task = self._bar.add_task(self._title, total=self._total, completed=self._first_round, status="starting")
+            self._bar.start()
+        else:
+            self._print(f"{self._title}: {self._total} rounds")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def update(self, round: int, tokens: int, loss: float | None, extra: str = "") -> None:
+        """Tells how far the run is.
+
+        Args:
+            round: rounds completed.
+            tokens: tokens that all workers have consumed so far.
+            loss: mean training loss of the round in nats; None when there is none (timing only).
+            extra: anything else worth a few words, such as the virtual clock.
+        """
+        if self._quiet:
+            return
+        status = self._status(round, tokens, loss, extra)
+        if self._bar is not None:
+            self._bar.update(self._task, completed=round, status=status)
+            return
+        tenth = round * _PLAIN_LINES // max(1, self._total)
+        if tenth > self._shown or round >= self._total:
+            self._shown = tenth
+            self._print(f"{self._title}: {status}")
+
+    def _status(self, round: int, tokens: int, loss: float | None, extra: str) -> str:
+        spent_s = self._now_s() - self._begin_s
+        done = round - self._first_round
+        parts = [f"round {round}/{self._total}"]
+        if loss is not None:
+            parts.append(f"loss {loss:.3f}")
+        if spent_s > 0 and tokens > self._first_tokens:
+            parts.append(f"{count((tokens - self._first_tokens) / spent_s)} tokens/s")
+        if extra:
+            parts.append(extra)
+        if done > 0 and round < self._total:
+            parts.append(f"{duration(spent_s / done * (self._total - round))} left")
+        return ", ".join(parts)
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, markup=False)
+
+
+def duration(seconds: float) -> str:
+    """A time in two units at most.
+
+    >>> duration(0.31), duration(42), duration(192), duration(7500), duration(200_000)
+    ('0.3 s', '42 s', '3 min 12 s', '2 h 5 min', '2 d 7 h')
+    """
+    if not math.isfinite(seconds):
+        return "unknown time"
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    for size_s, unit, part_s, part in ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= size_s:
+            return f"{whole // size_s} {unit} {whole % size_s // part_s} {part}"
+    return f"{whole} s"
+
+
+def count(number: float) -> str:
+    """A large number in three digits.
+
+    >>> count(950), count(12_300), count(4_560_000)
+    ('950', '12.3k', '4.56M')
+    """
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:.3g}"

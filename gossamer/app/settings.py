@@ -1,0 +1,202 @@
+"""Every setting of a run: the sections of a configuration file, their defaults and limits.
+
+A setting is read by somebody or it is not here. `gossamer.app.config` loads, prints and compares these; its messages quote the
+descriptions below.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from gossamer.app.wording import nearest
+from gossamer.core.errors import BadInput
+
+METHODS = ("ddp", "local_sgd", "diloco", "gasloc", "dadam", "local_dadam", "geomesh", "noloco", "sparse_loco")
+"""Names that `[method] name` knows; the keys of `gossamer.recipes.REGISTRY`, repeated here so that reading a file loads no torch."""
+
+Scalar: TypeAlias = bool | int | float | str
+Option: TypeAlias = Scalar | list[Scalar]
+
+DEFAULT_ROUNDS = 20
+
+
+class Section(BaseModel):
+    """A table of a configuration file: fixed keys, exact types, never changed after it is read."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class MethodSection(Section):
+    """Which method, and its own options: any other key of this table is an argument of the method's recipe."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Option] = Field(init=False)
+
+    name: str = Field(default="geomesh", description="the method, or the dotted path of a recipe of your own, such as mymodule.my_recipe")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The method's own options, as written: `gossamer.app.options.check_options` compares them with the recipe."""
+        return dict(self.__pydantic_extra__)
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name not in METHODS and "." not in name:
+            near = nearest(name, METHODS)
+            raise BadInput(
+                f'method.name = "{name}" is not a method'
+                + (f'; did you mean "{near}"?' if near else ".")
+                + f" Known: {', '.join(METHODS)}. A recipe of your own goes by dotted path, such as mymodule.my_recipe"
+            )
+        return name
+
+
+class InnerSection(Section):
+    """The optimizer of the inner steps. What is left out is the default of the method (or of the optimizer named here)."""
+
+    name: Literal["", "adamw", "lion", "muon", "sgd"] = Field(default="", description="inner optimizer; empty: the method's own")
+    lr: float | None = Field(default=None, gt=0, description="peak learning rate of the inner steps")
+    clip: float | None = Field(default=None, ge=0, description="largest global gradient norm of an inner step; 0: no clipping")
+    weight_decay: float | None = Field(default=None, ge=0, description="decoupled weight decay of the inner steps")
+
+    def given(self) -> dict[str, float | None]:
+        """The fields of the optimizer that were set, as it takes them: no clipping is None there."""
+        said = self.model_dump(exclude={"name"}, exclude_none=True)
+        return {key: None if key == "clip" and value == 0 else value for key, value in said.items()}
+
+
+class ScheduleSection(Section):
+    """The inner learning rate over the run, a function of planned global tokens. What is left out is the schedule's own default."""
+
+    name: Literal["cosine", "wsd", "constant"] = Field(
+        default="cosine", description="cosine: warm-up and half a cosine; wsd: warm-up, stable, decay; constant: the peak throughout"
+    )
+    warmup: float | None = Field(default=None, ge=0, lt=1, description="share of the run's tokens over which the learning rate rises")
+    start: float | None = Field(default=None, ge=0, le=1, description="learning rate at the first token, as a share of the peak")
+    floor: float | None = Field(default=None, ge=0, le=1, description="learning rate at the last token, as a share of the peak")
+    decay: float | None = Field(default=None, ge=0, le=1, description="wsd: share of the run's tokens over which the learning rate falls")
+
+    def given(self) -> dict[str, float]:
+        """The fields of the schedule that were set."""
+        return self.model_dump(exclude={"name"}, exclude_none=True)
+
+
+class PlanSection(Section):
+    """How much each worker does in a round."""
+
+    name: Literal["", "uniform", "proportional"] = Field(
+        default="", description="uniform: all alike; proportional: H by speed, so that all finish together; empty: the method's own"
+    )
+    steps: int = Field(default=30, ge=1, description="inner steps in a round, H; their mean over the workers when proportional")
+    batch: int = Field(default=8, ge=1, description="sequences per inner step, B")
+    sequence: int = Field(default=128, ge=2, description="tokens per sequence, L")
+
+
+class ModelSection(Section):
+    """What is trained: a preset, or any causal language model by its Hugging Face configuration."""
+
+    preset: str = Field(default="tiny", description="name of a built-in model; ignored when config is given")
+    config: str | dict[str, Any] = Field(
+        default="", description="Hugging Face model configuration: a table with model_type, or a config.json"
+    )
+    dtype: Literal["fp32", "bf16"] = Field(default="fp32", description="type of the parameters; anchors and outer state are float32 always")
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        default="auto", description="arithmetic of forward and backward passes; auto: bf16 on a GPU that has it, else fp32"
+    )
+
+
+class DataSection(Section):
+    """What it is trained on."""
+
+    source: str = Field(
+        default="stdlib", description='"stdlib", the text of Python\'s own library, always at hand, or a folder of text files'
+    )
+    tokenizer: Literal["bpe", "bytes"] = Field(default="bpe", description="bpe: trained on the data; bytes: no training, 256 symbols")
+    vocab_size: int = Field(default=1024, ge=300, description="symbols of the bpe tokenizer")
+    limit_mb: float = Field(default=16.0, gt=0, description="megabytes of text to read at most")
+
+
+class EvalSection(Section):
+    """Held-out loss. It costs no virtual time."""
+
+    every: int = Field(default=1, ge=0, description="rounds between evaluations; 0: only at the end")
+    sequences: int = Field(default=64, ge=1, description="held-out sequences per evaluation")
+    batch: int = Field(default=16, ge=1, description="sequences per forward pass of an evaluation")
+    target_perplexity: float | None = Field(
+        default=None, gt=1, description="the perplexity whose time is measured; a perplexity is exp(loss) and never reaches 1"
+    )
+
+
+class FleetSection(Section):
+    """The workers and the links between them."""
+
+    name: str = Field(default="azure-4", description='a built-in fleet, "uniform", or a TOML file of your own')
+    workers: int | None = Field(default=None, ge=1, description='number of workers of the "uniform" fleet')
+
+
+class ClockSection(Section):
+    """The simulator's virtual time, and pacing in real runs."""
+
+    noise: float = Field(default=0.03, ge=0, lt=1, description="spread of step times, relative, lognormal")
+    drift: float = Field(default=0.05, ge=0, lt=1, description="slow drift of a worker's speed, relative")
+    charge_as: str = Field(default="", description="model preset whose compute and bytes are charged to the clock; empty: the one trained")
+    charge_tokens: int = Field(default=0, ge=0, description="tokens of an average inner step as charged to the clock; 0: those trained on")
+    codec_gbytes_per_s: float = Field(
+        default=20.0, gt=0, description="how fast encoding, decoding and outer steps pass over their float32 bytes"
+    )
+    sharing: Literal["queue", "fair"] = Field(default="queue", description="how flows share a link: one after another, or max-min fair")
+    pace_s: float = Field(
+        default=0.0, ge=0, description="real runs: seconds an inner step of the fastest worker takes; 0: as fast as it goes"
+    )
+
+
+class CheckpointSection(Section):
+    """Resumable cuts of the run."""
+
+    every: int = Field(default=0, ge=0, description="rounds between checkpoints; 0: only at the end")
+    keep: int = Field(default=2, ge=1, description="checkpoints to keep")
+
+
+class RunSection(Section):
+    """How long, where and on what."""
+
+    rounds: int | None = Field(default=None, ge=1, description=f"length of the run in rounds; {DEFAULT_ROUNDS} when tokens is left out too")
+    tokens: int | None = Field(default=None, ge=1, description="length of the run in tokens of all workers, instead of rounds")
+    out: str = Field(default="", description="folder of the run; empty: runs/ with a name made of the method and the time")
+    threads_per_worker: int = Field(default=1, ge=1, description="CPU threads of each worker; another number gives other bits")
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="where the model is; auto: a GPU where there is one")
+    on_death: Literal["stop"] = Field(default="stop", description="when a worker dies: stop all, keep the last checkpoint")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _length(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        if data.get("rounds") is not None and data.get("tokens") is not None:
+            raise BadInput(
+                f"run.rounds = {data['rounds']} and run.tokens = {data['tokens']} both give the length of the run: remove one of them"
+            )
+        if data.get("rounds") is None and data.get("tokens") is None:
+            return {**data, "rounds": DEFAULT_ROUNDS}
+        return data
+
+
+class Config(Section):
+    """The whole configuration of a run. Its defaults alone are a run: GeoMesh on four simulated regions."""
+
+    name: str = Field(default="", description="a label for tables and figures; empty: the method's name")
+    seed: int = Field(default=0, ge=0, description="of initial parameters, data order, peers and simulated noise")
+    method: MethodSection = MethodSection()
+    inner: InnerSection = InnerSection()
+    schedule: ScheduleSection = ScheduleSection()
+    plan: PlanSection = PlanSection()
+    model: ModelSection = ModelSection()
+    data: DataSection = DataSection()
+    eval: EvalSection = EvalSection()
+    fleet: FleetSection = FleetSection()
+    clock: ClockSection = ClockSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    run: RunSection = RunSection()

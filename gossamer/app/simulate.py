@@ -1,0 +1,196 @@
+"""N logical workers on this machine, a virtual clock, and a run folder like any other's."""
+
+from __future__ import annotations
+
+import signal
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gossamer.app.folder import JsonLines, RunFolder, default_path
+from gossamer.app.job import Job
+from gossamer.app.metrics import evaluation, facts_of
+from gossamer.app.progress import Progress, duration
+from gossamer.app.summary import consensus_distance, summarise
+from gossamer.core.combine import mean
+from gossamer.core.errors import RunFailed
+from gossamer.core.tree import Tree, master, sha256
+from gossamer.sim.driver import Simulation
+from gossamer.sim.memo import MemoCombine
+from gossamer.sim.network import Network
+from gossamer.sim.timing import ComputeTime
+from gossamer.train import checkpoint
+from gossamer.train.data import Corpus
+from gossamer.train.model import parameters_of
+from gossamer.worker.account import TraceKind
+from gossamer.worker.effects import Body, Go, Stop
+from gossamer.worker.peer import peer
+from gossamer.worker.state import State
+
+
+def simulate(job: Job, out: Path | None = None, resume: RunFolder | None = None, *, quiet: bool = False) -> RunFolder:
+    """Trains all workers of `job` under the virtual clock.
+
+    Args:
+        out: folder of a new run; a name made of the title and the time by default.
+        resume: the folder of a run to go on with, from its last whole checkpoint.
+
+    Raises:
+        BadInput: the folder exists, or there is nothing to resume.
+        RunFailed: the run could not go on.
+    """
+    torch.set_num_threads(job.config.run.threads_per_worker)
+    corpus = job.corpus()
+    network = Network(job.fleet, job.config.seed, job.config.clock.sharing)
+    round0, parts = 0, []
+    if resume:
+        found = checkpoint.latest(resume.checkpoints)
+        if found is None:
+            raise RunFailed(f"{resume.path} has no whole checkpoint to go on from: start a new run with --out")
+        round0 = found
+        parts = [checkpoint.read_part(resume.checkpoints, round0, i) for i in range(job.n)]
+        for name in ("metrics.jsonl", "trace.jsonl"):
+            resume.cut(name, round0)
+        folder = resume
+    else:
+        folder = RunFolder.create(out or default_path(job.title), job.config, facts_of(job, corpus))
+    bodies = [job.body(i, corpus) for i in range(job.n)]
+    combine = MemoCombine()
+    if parts:
+        states = [state for state, _, _ in parts]
+        for i, (_, kept, extra) in enumerate(parts):
+            bodies[i].load_state(kept)
+            network.restore(i, extra["network"])
+    else:
+        states = [job.first_state(i, master(parameters_of(body.model))) for i, body in enumerate(bodies)]
+    clock = job.config.clock
+    timing = ComputeTime(
+        job.fleet, job.config.plan.sequence, job.flops_per_token, clock.noise, clock.drift, job.config.seed, clock.codec_gbytes_per_s
+    )
+    title = f"{job.title} on {job.fleet.name}"
+    with Progress(job.method.rounds, title, quiet=quiet, first_round=round0, first_tokens=states[0].tokens) as progress:
+        hooks = SimHooks(job, folder, corpus, network, progress)
+        world = Simulation(
+            [peer(job.seat(i, combine), states[i]) for i in range(job.n)],
+            bodies,
+            network,
+            timing,
+            hooks,
+            charge=job.bytes_charge,
+            start_s=[extra["time_s"] for _, _, extra in parts] if parts else None,
+            rounds0=[round0] * job.n if parts else None,
+        )
+        try:
+            with _stopping(hooks):
+                result = world.run()
+        finally:
+            hooks.close()
+    final = [state for state in result.final if state is not None]
+    if hooks.stopped_at is not None and hooks.stopped_at < job.method.rounds:
+        raise KeyboardInterrupt(f"stopped after round {hooks.stopped_at}; go on with --resume {folder.path}")
+    write_result(job, "sim", folder, [s.x for s in final], hooks.judge)
+    return folder
+
+
+def write_result(job: Job, world: str, folder: RunFolder, trees: list[Tree], judge: Callable[[Tree], float]) -> None:
+    """`summary.json` of a finished run."""
+    summary = summarise(
+        job,
+        world,
+        folder.read_lines("metrics.jsonl"),
+        final_loss=judge(mean(trees)),
+        worker_losses=[judge(t) for t in trees] if not job.method.synchronous else None,
+        distance=consensus_distance(trees),
+        hashes=[sha256(t) for t in trees],
+    )
+    folder.write_summary(summary)
+
+
+class SimHooks:
+    """Metrics, trace, evaluation of the fleet's mean, checkpoints and clean stops of a simulated run.
+
+    A cut is every worker's own boundary of one round; several may be open at once. Evaluation costs no virtual time.
+    """
+
+    def __init__(self, job: Job, folder: RunFolder, corpus: Corpus, network: Network, progress: Progress) -> None:
+        self.job, self.folder, self.network, self.progress = job, folder, network, progress
+        self.judge = job.judge(corpus)
+        self.metrics = JsonLines(folder.path / "metrics.jsonl")
+        self.trace = JsonLines(folder.path / "trace.jsonl", every=256)
+        self.stop_asked = False
+        self.stopped_at: int | None = None
+        self._furthest = 0
+        self._cuts: dict[int, dict[int, tuple[float, Tree | None]]] = defaultdict(dict)
+        self._parts: dict[int, dict[int, str]] = defaultdict(dict)
+        self._losses: dict[int, list[tuple[float, int]]] = defaultdict(list)
+
+    def boundary(self, worker: int, round: int, time_s: float, state: State, body: Body | None) -> Go | Stop:
+        self._furthest = max(self._furthest, round)
+        if self.stop_asked and self.stopped_at is None:
+            self.stopped_at = min(self._furthest + 1, self.job.method.rounds)
+        due = self._due(self.job.config.eval.every, round)
+        self._cuts[round][worker] = (time_s, master(state.x) if due else None)
+        if self._due(self.job.config.checkpoint.every, round) or round == self.stopped_at:
+            self._save(worker, round, time_s, state, body)
+        if len(self._cuts[round]) == self.job.n:
+            self._closed(round, state.tokens)
+        return Stop() if round == self.stopped_at else Go()
+
+    def _due(self, every: int, round: int) -> bool:
+        return round == self.job.method.rounds or (every > 0 and round % every == 0)
+
+    def _save(self, worker: int, round: int, time_s: float, state: State, body: Body | None) -> None:
+        assert body is not None
+        extra = {"time_s": time_s, "network": self.network.snapshot(worker)}
+        where = self.folder.checkpoints
+        self._parts[round][worker] = checkpoint.write_part(where, round, worker, state, body.state(), extra)
+        if len(self._parts[round]) == self.job.n:
+            hashes = self._parts.pop(round)
+            self.trace.flush()
+            checkpoint.close(where, round, state.tokens, hashes, keep=self.job.config.checkpoint.keep)
+
+    def _closed(self, round: int, tokens: int) -> None:
+        """All workers have passed the round."""
+        cut = self._cuts.pop(round)
+        time_s = max(t for t, _ in cut.values())
+        trees = [tree for _, (_, tree) in sorted(cut.items()) if tree is not None]
+        if trees:
+            self.metrics.add(evaluation(round, "fleet", tokens, time_s, self.judge(mean(trees)), distance=consensus_distance(trees)))
+        losses = self._losses.pop(round, [])
+        total = sum(n for _, n in losses)
+        loss = sum(value * n for value, n in losses) / total if total else None
+        self.progress.update(round, tokens, loss, f"virtual clock {duration(time_s)}")
+
+    def note(self, record: dict[str, Any]) -> None:
+        if record["kind"] == "round" and record["loss"] is not None:
+            self._losses[record["round"]].append((record["loss"], record["tokens"]))
+        self.metrics.add(record)
+
+    def span(self, worker: int, kind: TraceKind, start_s: float, end_s: float, round: int) -> None:
+        self.trace.add({"worker": worker, "kind": kind, "start_s": start_s, "end_s": end_s, "round": round + 1})
+
+    def close(self) -> None:
+        """Closes the files."""
+        self.metrics.close()
+        self.trace.close()
+
+
+@contextmanager
+def _stopping(hooks: SimHooks) -> Iterator[None]:
+    """Ctrl-C and SIGTERM ask for a stop at the next round; a second one interrupts at once."""
+
+    def ask(number: int, frame: object) -> None:
+        if hooks.stop_asked:
+            raise KeyboardInterrupt
+        hooks.stop_asked = True
+
+    before = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for s, handler in before.items():
+            signal.signal(s, handler)

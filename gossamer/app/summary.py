@@ -1,0 +1,99 @@
+"""A run in one small object, computed from its round records: the same for every world, and for a run that was resumed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from gossamer.app.job import Job
+from gossamer.core.combine import mean
+from gossamer.core.tree import Tree, numel
+
+KINDS = ("compute", "straggler_idle", "network_idle")
+
+
+def worker_names(job: Job) -> list[str]:
+    """Each worker's site, numbered where a site has several."""
+    names = []
+    for i in range(job.n):
+        site = job.fleet.site(i)
+        names.append(site.name if site.workers == 1 else f"{site.name}-{job.fleet.rank(i)}")
+    return names
+
+
+def consensus_distance(trees: Sequence[Tree]) -> float:
+    """sqrt(mean_i |x_i - xbar|^2): how far the workers are from their mean, in the norm of all parameters together."""
+    centre = mean(trees)
+    squares = [sum(float(((t[k] - c).double() ** 2).sum()) for k, c in centre.items()) for t in trees]
+    return math.sqrt(sum(squares) / len(squares))
+
+
+def summarise(
+    job: Job,
+    world: str,
+    records: Iterable[Mapping[str, Any]],
+    *,
+    final_loss: float | None,
+    worker_losses: Sequence[float] | None,
+    distance: float | None,
+    hashes: Sequence[str],
+) -> dict[str, Any]:
+    """The content of `summary.json` (design: run folder)."""
+    records = list(records)
+    n = job.n
+    seconds = [dict.fromkeys(KINDS, 0.0) for _ in range(n)]
+    wall = [0.0] * n
+    sent, received, tokens, rounds = [0] * n, [0] * n, [0] * n, [0] * n
+    refused = 0
+    for r in records:
+        if r["kind"] not in ("round", "close"):
+            continue
+        i = r["worker"]
+        for kind in KINDS:
+            seconds[i][kind] += r[f"{kind}_s"]
+        wall[i] += r["wall_s"]
+        sent[i] += r["bytes_sent"]
+        received[i] += r["bytes_received"]
+        if r["kind"] == "round":
+            tokens[i] += r["tokens"] or 0
+            rounds[i] = max(rounds[i], r["round"])
+            refused += i in r.get("refused", ())
+
+    def shares(kind: str) -> dict[str, Any]:
+        each = [seconds[i][kind] / wall[i] if wall[i] else 0.0 for i in range(n)]
+        return {"mean": sum(each) / n, "workers": each}
+
+    target = job.config.eval.target_perplexity
+    hit_s = None
+    if target is not None:
+        hits = [r["time_s"] for r in records if r["kind"] == "eval" and r["loss"] is not None and math.exp(min(r["loss"], 700.0)) <= target]
+        hit_s = min(hits, default=None)
+    return {
+        "name": job.title,
+        "method": job.method.name,
+        "world": world,
+        "fleet": job.fleet.name,
+        "workers": n,
+        "worker_names": worker_names(job),
+        "parameters": numel(job.layout),
+        "rounds": min(rounds),
+        "tokens": sum(tokens),
+        "seed": job.config.seed,
+        "final_loss": final_loss,
+        "final_perplexity": None if final_loss is None else math.exp(min(final_loss, 700.0)),
+        "final_perplexity_workers": None if worker_losses is None else [math.exp(min(loss, 700.0)) for loss in worker_losses],
+        "wall_s": max(wall),
+        "time_to_target_s": hit_s,
+        "target_perplexity": target,
+        "utilisation": shares("compute"),
+        "straggler_idle": shares("straggler_idle"),
+        "network_idle": shares("network_idle"),
+        "bytes_sent": sent,
+        "bytes_received": received,
+        "refused": refused,
+        "consensus_distance": distance,
+        "params_sha256": list(hashes),
+        "charged_as": job.charged_as,
+        "bytes_charge": job.bytes_charge,
+    }

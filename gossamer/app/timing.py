@@ -1,0 +1,55 @@
+"""Clock and bytes of a run without training it: no tensors, no data, any number of workers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from gossamer.app.job import Job
+from gossamer.app.summary import KINDS, summarise
+from gossamer.sim.driver import SimResult, Simulation
+from gossamer.sim.network import Network
+from gossamer.sim.timing import ComputeTime
+from gossamer.worker.account import Hooks
+from gossamer.worker.peer import peer
+
+
+def time_only(job: Job, rounds: int | None = None, *, noise: bool = True, hooks: Hooks | None = None) -> tuple[dict[str, Any], SimResult]:
+    """Runs the programs of `job` on the virtual clock alone.
+
+    Args:
+        rounds: instead of the job's own.
+        noise: False gives every step its nominal time.
+
+    Returns:
+        the summary (no losses, no hashes), and what the simulator counted.
+    """
+    if rounds is not None:
+        job = replace(job, method=replace(job.method, rounds=rounds))
+    clock = job.config.clock
+    sigma, drift = (clock.noise, clock.drift) if noise else (0.0, 0.0)
+    sequence = job.config.plan.sequence
+    result = Simulation(
+        [peer(job.seat(i), job.first_state(i, {})) for i in range(job.n)],
+        None,
+        Network(job.fleet, job.config.seed, clock.sharing),
+        ComputeTime(job.fleet, sequence, job.flops_per_token, sigma, drift, job.config.seed, clock.codec_gbytes_per_s),
+        hooks,
+        charge=job.bytes_charge,
+        sequence=sequence,
+    ).run()
+    plan = job.method.plan
+    records = [
+        {
+            "kind": "round",
+            "worker": i,
+            "round": job.method.rounds,
+            "tokens": job.method.rounds * plan.tokens(i),
+            "wall_s": account.wall_s,
+            "bytes_sent": account.bytes_sent,
+            "bytes_received": account.bytes_received,
+            **{f"{kind}_s": account.seconds.get(kind, 0.0) for kind in KINDS},
+        }
+        for i, account in enumerate(result.accounts)
+    ]
+    return summarise(job, "sim (timing only)", records, final_loss=None, worker_losses=None, distance=None, hashes=[]), result

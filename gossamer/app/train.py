@@ -1,0 +1,226 @@
+"""Real runs: one worker a process, over torch.distributed; N of them on this machine, or one of several under torchrun."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gossamer.app.folder import JsonLines, RunFolder, write_atomically
+from gossamer.app.job import Job
+from gossamer.app.metrics import evaluation, facts_of
+from gossamer.app.progress import Progress, duration
+from gossamer.app.simulate import write_result
+from gossamer.core.errors import BadInput, RunFailed
+from gossamer.core.tree import layout_hash, master
+from gossamer.net.driver import run
+from gossamer.net.group import STORE_ENV, Group, init
+from gossamer.net.launch import launch
+from gossamer.train import checkpoint
+from gossamer.train.data import Corpus
+from gossamer.train.model import parameters_of
+from gossamer.worker.account import TraceKind
+from gossamer.worker.effects import Body, Go, Stop
+from gossamer.worker.peer import peer
+from gossamer.worker.state import State
+
+STREAMS = ("metrics.jsonl", "trace.jsonl")
+
+
+def is_worker() -> bool:
+    """Whether this process is one worker of a run that somebody else starts (our launcher, or torchrun)."""
+    return STORE_ENV in os.environ or "RANK" in os.environ
+
+
+def launch_local(job: Job, out: Path, *, resume: bool = False) -> Path:
+    """Runs all workers of `job` as processes on this machine, to their common end. Returns the run folder.
+
+    Raises:
+        BadInput: the folder is in the way, or is none to resume.
+        RunFailed: a worker failed; what it was has been said.
+        KeyboardInterrupt: the run was stopped, and can be resumed.
+    """
+    corpus = job.corpus()  # made once, before all workers ask for it
+    if not resume:
+        RunFolder.create(out, job.config, facts_of(job, corpus))
+    elif checkpoint.latest(out / "checkpoints") is None:
+        raise BadInput(f"{out} has no whole checkpoint to go on from: start a new run with another --out")
+    command = [sys.executable, "-m", "gossamer", "train", "--resume" if resume else "--out", str(out)]
+    if not resume:
+        command.append(str(out / "config.toml"))
+
+    def last() -> str | None:
+        found = checkpoint.latest(out / "checkpoints")
+        return None if found is None else f"round {found}; go on with: gossamer train --workers {job.n} --resume {out}"
+
+    threads = str(job.config.run.threads_per_worker)
+    code = launch(job.n, command, out / "logs", env={"OMP_NUM_THREADS": threads}, last_checkpoint=last)
+    if code in (130, 143):
+        raise KeyboardInterrupt(f"stopped; go on with: gossamer train --workers {job.n} --resume {out}")
+    if code == 2:
+        raise BadInput(f"a worker refused its input; its words are above, or in {out / 'logs'}")
+    if code:
+        raise RunFailed(f"the run in {out} has failed; the reason is above")
+    return out
+
+
+def work(job: Job, out: Path, *, resume: bool = False) -> Path:
+    """One worker of a run, in this process.
+
+    Raises:
+        BadInput: the environment or the folder is not as it should be.
+        RunFailed: the run could not go on.
+    """
+    torch.set_num_threads(job.config.run.threads_per_worker)
+    corpus = job.corpus()
+    with init() as group:
+        if group.n != job.n:
+            raise BadInput(
+                f"{group.n} processes were started for the {job.n} workers of fleet {job.fleet.name}: start {job.n} "
+                f"(--workers {job.n}, or torchrun --nproc-per-node), or use fleet.name = uniform-{group.n}"
+            )
+        group.all_equal(
+            {"configuration": job.run_id, "parameter layout": layout_hash(job.layout), "corpus": corpus.content_hash, "torch": torch.__version__}
+        )
+        folder = _folder(job, group, out, corpus, resume)
+        round0 = (checkpoint.latest(folder.checkpoints) or 0) if resume else 0
+        group.all_equal({"last whole checkpoint": round0})
+        state = _run(job, group, folder, corpus, round0)
+        _collect(job, group, folder, corpus, state)
+        stopped = group.stopped_by
+    if stopped:
+        raise SystemExit(128 + stopped)
+    return folder.path
+
+
+def _folder(job: Job, group: Group, out: Path, corpus: Corpus, resume: bool) -> RunFolder:
+    """The run folder, on storage that all workers share: made by worker 0 unless our launcher has made it."""
+    if group.me == 0 and not resume and STORE_ENV not in os.environ:
+        RunFolder.create(out, job.config, facts_of(job, corpus))
+    group.all_equal({"run folder": str(out) if STORE_ENV in os.environ else "made"})
+    if not (out / "config.toml").is_file():
+        raise BadInput(f"worker {group.me} does not see the run folder {out} that worker 0 made: give --out on storage that all machines share")
+    return RunFolder.existing(out)
+
+
+def _run(job: Job, group: Group, folder: RunFolder, corpus: Corpus, round0: int) -> State:
+    me = group.me
+    body = job.body(me, corpus, job.pace_s(me))
+    start_s = 0.0
+    mine = _Mine(folder, me)
+    if round0:
+        state, kept, extra = checkpoint.read_part(folder.checkpoints, round0, me)
+        body.load_state(kept)
+        start_s = extra["time_s"]
+        for name in STREAMS:
+            mine.folder.cut(name, round0)
+    else:
+        state = job.first_state(me, master({k: p.cpu() for k, p in parameters_of(body.model).items()}))
+    title = f"{job.title} on {job.fleet.name}, {job.n} processes"
+    with Progress(job.method.rounds, title, quiet=me != 0, first_round=round0, first_tokens=state.tokens) as progress:
+        hooks = NetHooks(job, group, folder, mine, corpus, progress)
+        try:
+            state, _ = run(peer(job.seat(me), state), body, hooks, group, start_s=start_s, rounds0=round0)
+        finally:
+            mine.close()
+    hooks.close_checkpoints(wait=True)
+    return state
+
+
+def _collect(job: Job, group: Group, folder: RunFolder, corpus: Corpus, state: State) -> None:
+    """Everybody's records to worker 0, and the fleet's mean; these bytes are not the method's and are counted apart."""
+    mine = _Mine(folder, group.me).folder
+    for name in STREAMS:
+        told = group.gather_bytes((mine.path / name).read_bytes())
+        if told is not None:
+            lines = [json.loads(line) for data in told for line in data.decode().splitlines()]
+            lines.sort(key=lambda r: (r.get("time_s", r.get("start_s", 0.0)), r["worker"]))
+            write_atomically(folder.path / name, "".join(json.dumps(r, separators=(",", ":")) + "\n" for r in lines))
+    trees = group.gather_trees(state.x)
+    if trees is not None:
+        everybody = list(trees)
+        if state.round == job.method.rounds:
+            write_result(job, "net", folder, everybody, job.judge(corpus))
+
+
+class _Mine:
+    """One worker's own records while the run goes: whole whatever happens to the others, merged by worker 0 at the end."""
+
+    def __init__(self, folder: RunFolder, me: int) -> None:
+        path = folder.path / "workers" / str(me)
+        path.mkdir(parents=True, exist_ok=True)
+        self.folder = RunFolder(path)
+        self._files: dict[str, JsonLines] = {}
+
+    def add(self, name: str, record: dict[str, Any]) -> None:
+        """Adds a record to one of STREAMS."""
+        if name not in self._files:
+            self._files[name] = JsonLines(self.folder.path / name, every=64 if name.startswith("trace") else 1)
+        self._files[name].add(record)
+
+    def flush(self) -> None:
+        """Writes what waits."""
+        for file in self._files.values():
+            file.flush()
+
+    def close(self) -> None:
+        """Closes the files; a stream without records is an empty file."""
+        for name in STREAMS:
+            (self.folder.path / name).touch()
+        for file in self._files.values():
+            file.close()
+
+
+class NetHooks:
+    """Metrics, trace, evaluation and checkpoints of one real worker.
+
+    A checkpoint is the cut "every worker's own boundary of one round": each writes its part and posts its hash; worker 0 closes the
+    round when all are there, without making anybody wait.
+    """
+
+    def __init__(self, job: Job, group: Group, folder: RunFolder, mine: _Mine, corpus: Corpus, progress: Progress) -> None:
+        self.job, self.group, self.folder, self.mine, self.progress = job, group, folder, mine, progress
+        self.judge = job.judge(corpus)
+        self._open: dict[int, int] = {}  # round -> planned tokens, of checkpoints that worker 0 has not closed
+        self._loss: float | None = None
+
+    def boundary(self, worker: int, round: int, time_s: float, state: State, body: Body | None) -> Go | Stop:
+        if self._due(self.job.config.eval.every, round):
+            self.mine.add("metrics.jsonl", evaluation(round, worker, state.tokens, time_s, self.judge(state.x)))
+        if self._due(self.job.config.checkpoint.every, round) or round == self.group.last_round:
+            assert body is not None
+            self.mine.flush()
+            sha = checkpoint.write_part(self.folder.checkpoints, round, worker, state, body.state(), {"time_s": time_s})
+            self.group.post(f"checkpoint/{round}/{worker}", sha)
+            self._open[round] = state.tokens
+        self.close_checkpoints()
+        self.progress.update(round, state.tokens, self._loss, f"clock {duration(time_s)}")
+        return Go()
+
+    def _due(self, every: int, round: int) -> bool:
+        return round == self.job.method.rounds or (every > 0 and round % every == 0)
+
+    def close_checkpoints(self, wait: bool = False) -> None:
+        """Closes the checkpoints of which all parts are there (worker 0)."""
+        if self.group.me != 0:
+            return
+        for round in sorted(self._open):
+            hashes = self.group.posted([f"checkpoint/{round}/{i}" for i in range(self.job.n)], wait=wait)
+            if hashes is None:
+                continue
+            parts = dict(enumerate(hashes))
+            checkpoint.close(self.folder.checkpoints, round, self._open.pop(round), parts, keep=self.job.config.checkpoint.keep)
+
+    def note(self, record: dict[str, Any]) -> None:
+        if record["kind"] == "round":
+            self._loss = record["loss"]
+        self.mine.add("metrics.jsonl", record)
+
+    def span(self, worker: int, kind: TraceKind, start_s: float, end_s: float, round: int) -> None:
+        self.mine.add("trace.jsonl", {"worker": worker, "kind": kind, "start_s": start_s, "end_s": end_s, "round": round + 1})
+
+

@@ -1,0 +1,157 @@
+"""The command line. It reads arguments and turns errors into exit codes; everything else is in `gossamer.app.commands`.
+
+Exit codes: 0 fine, 1 the run failed, 2 what was given cannot work, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gossamer import BadInput, RunFailed, __version__
+
+app = typer.Typer(
+    name="gossamer",
+    help="Train one model on workers that are far apart, unlike, and rarely in touch.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Configs = Annotated[
+    list[Path] | None,
+    typer.Argument(metavar="CONFIG", help="TOML files; a later one overrides an earlier one. None: built-in defaults.", show_default=False),
+]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override one setting, such as plan.steps=10. May be repeated.", show_default=False),
+]
+Out = Annotated[Path | None, typer.Option("--out", help="Folder of the run; made when it is missing.", show_default=False)]
+Resume = Annotated[
+    Path | None, typer.Option("--resume", metavar="RUN", help="Go on with the last checkpoint of this run folder.", show_default=False)
+]
+Runs = Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders.", show_default=False)]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"gossamer {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")] = False,
+) -> None:
+    """Options of the command as a whole."""
+
+
+@app.command()
+def train(
+    configs: Configs = None,
+    sets: Sets = None,
+    workers: Annotated[
+        int | None,
+        typer.Option("--workers", min=1, help="Local worker processes. Left out: one worker, as under torchrun.", show_default=False),
+    ] = None,
+    resume: Resume = None,
+    out: Out = None,
+) -> None:
+    """Train for real: local worker processes, or one worker of several under torchrun."""
+    from gossamer.app import commands
+
+    commands.train(configs or [], sets or [], workers=workers, resume=resume, out=out)
+
+
+@app.command()
+def simulate(
+    configs: Configs = None,
+    sets: Sets = None,
+    resume: Resume = None,
+    out: Out = None,
+    timing_only: Annotated[
+        bool, typer.Option("--timing-only", help="Clock and bytes without training: seconds instead of minutes.")
+    ] = False,
+) -> None:
+    """Train all workers of a fleet on this machine, on a virtual clock and a model of their network."""
+    from gossamer.app import commands
+
+    commands.simulate(configs or [], sets or [], resume=resume, out=out, timing_only=timing_only)
+
+
+@app.command()
+def compare(
+    configs: Annotated[list[Path], typer.Argument(metavar="CONFIG", help="One TOML file for each run.", show_default=False)],
+    out: Annotated[Path, typer.Option("--out", help="Folder for the runs, the table and the report.", show_default=False)],
+    sets: Sets = None,
+) -> None:
+    """Simulate several configurations on the same data and fleet: one table and one report."""
+    from gossamer.app import commands
+
+    commands.compare(configs, sets or [], out=out)
+
+
+@app.command()
+def plan(configs: Configs = None, sets: Sets = None) -> None:
+    """Say what each worker would do in a round, its bytes, and the expected utilisation. Trains nothing."""
+    from gossamer.app import commands
+
+    commands.plan(configs or [], sets or [])
+
+
+@app.command()
+def report(
+    runs: Runs,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="The page to write; left out: report.html in the first run folder.", show_default=False)
+    ] = None,
+) -> None:
+    """Make one self-contained page of one or several runs."""
+    from gossamer.app import commands
+
+    commands.report(runs, out=out)
+
+
+@app.command()
+def trace(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)],
+    to: Annotated[Path, typer.Option("--to", metavar="FILE", help="The file to write, such as trace.json.", show_default=False)],
+) -> None:
+    """Export the timeline of a run for Perfetto (ui.perfetto.dev) or chrome://tracing."""
+    from gossamer.app import commands
+
+    commands.trace(run, to=to)
+
+
+@app.command()
+def demo(out: Out = None) -> None:
+    """A few minutes on this machine: GeoMesh and its rivals on four regions, with a report."""
+    from gossamer.app import commands
+
+    commands.demo(out=out)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit code. GOSSAMER_DEBUG=1 shows the tracebacks of errors that are otherwise one message.
+
+    Args:
+        arguments: what follows the command's name; from the process when left out.
+    """
+    try:
+        app(args=arguments, prog_name="gossamer")
+    except SystemExit as done:
+        return done.code if isinstance(done.code, int) else int(done.code is not None)
+    except (BadInput, RunFailed) as error:
+        if os.environ.get("GOSSAMER_DEBUG") == "1":
+            raise
+        print(f"gossamer: {error}", file=sys.stderr)
+        return 2 if isinstance(error, BadInput) else 1
+    except KeyboardInterrupt:
+        return 130
+    return 0

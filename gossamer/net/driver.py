@@ -1,0 +1,205 @@
+"""The real world: answers the effects of one worker's program in this process, over torch.distributed.
+
+    with init() as group:
+        state, account = run(program, body, hooks, group)
+
+The program is the one that the simulator runs; with the same seed the parameters agree bit for bit.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from gossamer.core.errors import RunFailed
+from gossamer.net.group import Group
+from gossamer.net.ledger import Ledger
+from gossamer.net.transport import Receipt
+from gossamer.worker.account import Account, Hooks
+from gossamer.worker.effects import (
+    Addr,
+    Body,
+    Boundary,
+    Compute,
+    Effect,
+    Expect,
+    Gather,
+    Go,
+    Load,
+    Note,
+    Program,
+    Ready,
+    Reply,
+    Send,
+    SiteSum,
+    Span,
+    Stop,
+)
+from gossamer.worker.packet import Packet, unseal
+from gossamer.worker.state import State
+
+
+class C10dWorld:
+    """One worker's world. It runs one program, once.
+
+    Args:
+        hooks: metrics, trace, checkpoints; None for none of them. A Stop from `boundary` is a request: all workers agree on one boundary.
+        group: the connections to the other workers; closing it is up to whoever made it, after `run`.
+        start_s: what the worker's clock shows at the start (a resumed run).
+        rounds0: rounds completed before the start.
+    """
+
+    def __init__(self, hooks: Hooks | None, group: Group, *, start_s: float = 0.0, rounds0: int = 0) -> None:
+        self.group = group
+        self.round = rounds0
+        """Rounds completed."""
+        self._hooks = hooks
+        self._start_s = start_s
+        self._posted: dict[tuple[int, Addr], deque[Receipt]] = defaultdict(deque)
+        group.notes.start_at(rounds0)
+        group.board.round = rounds0
+
+    def run(self, program: Program, body: Body) -> tuple[State, Account]:
+        """Runs the program to its end, or to the boundary at which all workers stop (see `Group.stopped_by`).
+
+        SIGINT and SIGTERM ask for that while it runs; a second one interrupts at once.
+
+        Raises:
+            RunFailed: the program or its body raised, or a message is not what was expected; a PeerLost, as soon as it is noticed, when
+                another worker is gone. The group is closed then.
+        """
+        self._ledger = Ledger(self.group.me, self._hooks, self.group.notes.ready_at, self._start_s, self.round)
+        try:
+            with self._stopping():
+                final = self._drive(program, body)
+        except BaseException as error:
+            with suppress(Exception):  # the first failure is the one to report
+                program.close()
+            self.group.abort(error)
+            raise
+        return final, self._ledger.close()
+
+    @property
+    def paused_s(self) -> float:
+        """Seconds at boundaries (checkpoints, evaluation), which are in no account."""
+        return self._ledger.paused_s
+
+    def _drive(self, program: Program, body: Body) -> State:
+        ledger, reply = self._ledger, None
+        while True:
+            try:
+                effect = program.send(reply)
+                ledger.spend(effect.kind if isinstance(effect, Span) else "send")
+                self.group.board.check()
+                reply = self._answer(effect, body)
+            except StopIteration as stop:
+                ledger.spend("send")
+                final: State = stop.value
+                return final
+            except RunFailed as error:
+                if error is self.group.board.failure:
+                    raise
+                raise RunFailed(f"worker {self.group.me}, round {self.round}: {error}") from error
+            except Exception as error:
+                raise RunFailed(f"worker {self.group.me}, round {self.round}: {type(error).__name__}: {error}") from error
+
+    def _answer(self, effect: Effect, body: Body) -> Reply:
+        ledger, transport = self._ledger, self.group.transport
+        if isinstance(effect, Compute):
+            ledger.settle()
+            done = body.compute(effect.work)
+            ledger.spend("compute")
+            return done
+        if isinstance(effect, Load):
+            body.load(effect.tree, effect.reset_inner)
+            ledger.spend("outer")
+        elif isinstance(effect, Expect):
+            for j, nbytes in effect.sizes.items():
+                self._posted[effect.tag, j].append(transport.receive(j, effect.tag, nbytes, unseal))
+        elif isinstance(effect, Ready):
+            self.group.notes.ready(tuple(effect.to), effect.round)
+        elif isinstance(effect, Send):
+            self._send(effect)
+        elif isinstance(effect, Gather):
+            return self._gather(effect)
+        elif isinstance(effect, SiteSum):
+            return effect.value
+        elif isinstance(effect, Boundary):
+            return self._cross(effect, body)
+        elif isinstance(effect, Note):
+            record = ledger.record(effect.record)
+            if self._hooks is not None:
+                self._hooks.note(record)
+        elif not isinstance(effect, Span):
+            raise RunFailed(f"the program asked for {effect!r}, which is no effect")
+        return None
+
+    def _send(self, effect: Send) -> None:
+        data = effect.packet.data
+        if data is None:
+            raise RunFailed("a packet without data (a timing-only run) exists in the simulator only")
+        for j in effect.to:
+            self.group.transport.send(j, effect.tag, data)
+            self._ledger.bytes_sent += effect.packet.nbytes
+
+    def _gather(self, effect: Gather) -> dict[Addr, Packet]:
+        receipts: dict[Addr, Receipt] = {}
+        for j in effect.frm:
+            queue = self._posted.get((effect.tag, j))
+            if not queue:
+                raise RunFailed(f"the program gathers tag {effect.tag} from worker {j} without an Expect for it")
+            receipts[j] = queue.popleft()
+            if not queue:
+                del self._posted[effect.tag, j]
+        self.group.board.wait(lambda: all(r.done for r in receipts.values()))
+        self._ledger.wait({j: r.at_s for j, r in receipts.items()}, effect.carries, effect.round)
+        for r in receipts.values():
+            if r.error is not None:
+                raise r.error
+        packets: dict[Addr, Packet] = {j: r.value for j, r in receipts.items()}
+        self._ledger.bytes_received += sum(p.nbytes for p in packets.values())
+        return packets
+
+    def _cross(self, effect: Boundary, body: Body) -> Go | Stop:
+        """Agrees on whether to stop here before the hooks are asked, so that they know the last boundary (`Group.last_round`)."""
+        ledger, notes = self._ledger, self.group.notes
+        ledger.settle()
+        ledger.flush()
+        stop = notes.cross(effect.round)
+        self.round = ledger.round = self.group.board.round = effect.round
+        asked = Go() if self._hooks is None else self._hooks.boundary(self.group.me, effect.round, ledger.time_s, effect.state, body)
+        if isinstance(asked, Stop) and not stop:
+            self.group.ask_stop()
+        ledger.pause()
+        return Stop() if stop else Go()
+
+    @contextmanager
+    def _stopping(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        asked = False
+
+        def ask(number: int, frame: object) -> None:
+            nonlocal asked
+            if asked:
+                raise KeyboardInterrupt
+            asked = True
+            self.group.ask_stop(number)
+
+        before = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for s, handler in before.items():
+                signal.signal(s, handler)
+
+
+def run(
+    program: Program, body: Body, hooks: Hooks | None, group: Group, *, start_s: float = 0.0, rounds0: int = 0
+) -> tuple[State, Account]:
+    """Runs one worker's program over `group` (see C10dWorld)."""
+    return C10dWorld(hooks, group, start_s=start_s, rounds0=rounds0).run(program, body)

@@ -1,0 +1,308 @@
+"""The workers of one run, connected.
+
+    with init() as group:
+        group.all_equal({"configuration": config_hash, "parameter layout": layout_hash})
+        state, account = run(program, body, hooks, group)
+        mean = group.mean_trees(state.x)
+
+Start-up, comparisons before anything is sent, messages outside the programs, and the farewell.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gossamer.core.combine import normalised
+from gossamer.core.errors import BadInput, RunFailed
+from gossamer.core.tree import Tree
+from gossamer.net.board import Board, PeerLost
+from gossamer.net.notes import Notes
+from gossamer.net.transport import Receipt, Store, Transport, c10d, connect
+from gossamer.worker.effects import Addr, Tag
+
+STORE_ENV = "GOSSAMER_STORE"
+"""Path of the file over which the processes of one `launch` find each other."""
+
+_SIZE_TAG, _BYTES_TAG = Tag.of(0, 7), Tag.of(1, 7)  # kind 7 is no program's
+_POLL_S = 0.01
+_joined = 0  # groups made by this process: each has its own names in the store
+
+
+class Group:
+    """Worker `me` of `n`, connected to all others.
+
+    Args:
+        store: what the workers find each other by.
+        local: all workers are on this machine: keep to the loopback interface.
+        start_timeout_s: how long to wait for the others at the start, and in `all_equal`.
+
+    Raises:
+        RunFailed: some workers did not come; the message names them.
+    """
+
+    def __init__(self, store: Store, me: Addr, n: int, *, local: bool = False, start_timeout_s: float = 600.0) -> None:
+        self.me, self.n = me, n
+        self.board = Board()
+        self.apart_sent_bytes = 0
+        """Bytes of `gather_bytes` and `mean_trees` sent by this worker, counted apart from the exchange of the method."""
+        self.apart_received_bytes = 0
+        self._store = store
+        self._timeout_s = start_timeout_s
+        self._compared = 0
+        self._closed = False
+        self._everybody("here", f"{socket.gethostname()}, process {os.getpid()}")
+        self.transport = Transport(connect(c10d.PrefixStore("data", store), me, n, local=local), self.board)
+        self.notes = Notes(connect(c10d.PrefixStore("notes", store), me, n, local=local), self.board)
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is None:
+            self.close()
+        else:
+            self.abort(error)
+
+    @property
+    def stopped_by(self) -> int | None:
+        """The signal (to any worker) for which this one stopped early: exit code 128 + it; 0: the hooks asked; None: it ran to its end."""
+        return self.notes.signal if self.notes.stopped else None
+
+    @property
+    def last_round(self) -> int | None:
+        """The boundary at which all workers will stop, once that is agreed. Known before the hooks hear of that boundary."""
+        return self.notes.last_round
+
+    def ask_stop(self, signal: int = 0) -> None:
+        """Asks all workers to stop at one boundary, for a signal or (0) for another reason. Safe in a signal handler."""
+        self.notes.ask_stop(signal)
+
+    def all_equal(self, values: Mapping[str, str | int]) -> None:
+        """Compares named values (hashes of configuration and layout, run id) across the workers, before anything is posted: gloo aborts
+        the process when a message is longer than the receive posted for it.
+
+        Raises:
+            RunFailed: naming the worker that differs, and in what.
+        """
+        self._compared += 1
+        for what, value in values.items():
+            found = self._everybody(f"equal/{self._compared}/{what}", str(value))
+            (common, count), *rest = Counter(found.values()).most_common()
+            if not rest:
+                continue
+            if count == rest[0][1]:
+                common = found[0]
+            odd = [j for j in sorted(found) if found[j] != common]
+            workers = f"worker {odd[0]} has" if len(odd) == 1 else f"workers {', '.join(map(str, odd))} have"
+            raise RunFailed(
+                f"{workers} another {what} than the others ({found[odd[0]]}, expected {common}): "
+                "all workers must run one configuration and one release"
+            )
+
+    def post(self, key: str, value: str) -> None:
+        """Puts a short text where all workers can see it. Nobody waits."""
+        self._store.set(f"posted/{key}", value)
+
+    def posted(self, keys: Sequence[str], *, wait: bool = False) -> list[str] | None:
+        """The texts posted under `keys`; None while one is missing, unless `wait`.
+
+        Raises:
+            RunFailed: while waiting, a worker is gone.
+        """
+        names = [f"posted/{key}" for key in keys]
+        while not self._store.check(names):
+            if not wait:
+                return None
+            self.board.check()
+            time.sleep(_POLL_S)
+        return [self._store.get(name).decode() for name in names]
+
+    def gather_bytes(self, data: bytes, to: Addr = 0) -> list[bytes] | None:
+        """Everybody's bytes at worker `to`, in id order; None elsewhere, at once. All workers call it, in the same order of calls.
+
+        Raises:
+            RunFailed: a worker is gone.
+        """
+        mine = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+        if self.me != to:
+            self._hand_over(mine, to)
+            return None
+        return [bytes(t.numpy()) for t in self._collect(mine)]
+
+    def mean_trees(self, tree: Tree, to: Addr = 0) -> Tree | None:
+        """The fleet's mean at worker `to`, None elsewhere: sum of float32(1/n) * tree_i in id order, multiply, then add, the same bits as
+        `gossamer.core.combine.mean`. It holds two trees more than its own, whatever n. Bytes: one tree from each other worker.
+
+        Raises:
+            RunFailed: a worker is gone, or has a tree of another size.
+        """
+        trees = self.gather_trees(tree, to)
+        if trees is None:
+            return None
+        weights = normalised(dict.fromkeys(range(self.n), 1.0))
+        acc: Tree = {}
+        for i, one in enumerate(trees):
+            if not acc:
+                acc = {k: v * weights[i] for k, v in one.items()}
+                continue
+            for k, a in acc.items():
+                a.add_(one[k] * weights[i])
+        return acc
+
+    def gather_trees(self, tree: Tree, to: Addr = 0) -> Iterator[Tree] | None:
+        """Everybody's tree as float32 at worker `to`, one after the other in id order (take them all); None elsewhere, at once.
+
+        Raises:
+            RunFailed: a worker is gone, or has a tree of another size.
+        """
+        full = {k: v.detach().to("cpu", torch.float32).contiguous() for k, v in tree.items()}
+        flat = torch.cat([v.view(-1) for v in full.values()]).view(torch.uint8) if full else torch.empty(0, dtype=torch.uint8)
+        if self.me != to:
+            self._hand_over(flat, to)
+            return None
+        return self._as_trees(flat, full)
+
+    def _as_trees(self, flat: Tensor, like: Tree) -> Iterator[Tree]:
+        sizes = [v.numel() for v in like.values()]
+        for j, data in enumerate(self._collect(flat)):
+            if data.numel() != flat.numel():
+                raise RunFailed(f"worker {j} has {data.numel() // 4} parameters, worker {self.me} has {flat.numel() // 4}")
+            pieces = data.view(torch.float32).split(sizes)
+            yield {k: piece.view(v.shape) for (k, v), piece in zip(like.items(), pieces, strict=True)}
+
+    def _hand_over(self, data: Tensor, to: Addr) -> None:
+        size = torch.frombuffer(bytearray(data.numel().to_bytes(8, "little")), dtype=torch.uint8)
+        self.transport.send(to, _SIZE_TAG, size)
+        if data.numel():
+            self.transport.send(to, _BYTES_TAG, data)
+        self.apart_sent_bytes += size.numel() + data.numel()
+
+    def _collect(self, mine: Tensor) -> Iterator[Tensor]:
+        """Own and others' bytes in id order, one at a time."""
+        sizes = {j: self.transport.receive(j, _SIZE_TAG, 8, _as_size) for j in self.transport.others}
+        for j in range(self.n):
+            if j == self.me:
+                yield mine
+                continue
+            size: int = self._await(sizes[j])
+            self.apart_received_bytes += 8 + size
+            if size:
+                yield self._await(self.transport.receive(j, _BYTES_TAG, size, lambda t: t))
+            else:
+                yield torch.empty(0, dtype=torch.uint8)
+
+    def _await(self, receipt: Receipt) -> Any:
+        self.board.wait(lambda: receipt.done)
+        return receipt.value
+
+    def close(self) -> None:
+        """The farewell: waits until everything sent has been received, here and everywhere, then closes the connections.
+
+        Whoever ends first waits for the others; without that, messages are lost and the store, which lives in the first worker under
+        torchrun, goes before its time.
+
+        Raises:
+            RunFailed: a worker is gone, or two programs disagree on how many messages passed between them.
+        """
+        if self._closed:
+            return
+        board, transport, notes = self.board, self.transport, self.notes
+        try:
+            notes.end(transport.sent, transport.posted)
+            board.wait(lambda: len(notes.ended) == self.n - 1)
+            for j, (theirs, awaited) in sorted(notes.ended.items()):
+                for src, dst, sent, posted in ((self.me, j, transport.sent[j], awaited), (j, self.me, theirs, transport.posted[j])):
+                    if sent > posted:
+                        raise RunFailed(f"worker {src} has sent {sent} messages to worker {dst}, which awaited {posted}")
+            board.wait(lambda: not transport.sending and all(transport.received[j] >= theirs for j, (theirs, _) in notes.ended.items()))
+            notes.leave()
+        except BaseException as error:
+            self.abort(error)
+            raise
+        self._closed = True
+        self._hang_up()
+
+    def abort(self, error: BaseException) -> None:
+        """Ends at once after a failure: tells the others who is to blame, then closes the connections."""
+        if self._closed:
+            return
+        self._closed = True
+        to_blame = error.worker if isinstance(error, PeerLost) else self.me
+        if to_blame != self.me and STORE_ENV in os.environ:
+            marker_of(os.environ[STORE_ENV], self.me).write_text(str(to_blame))
+        self.notes.lost(to_blame, self.board.round, timeout_s=0.5)
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        self.transport.hang_up()
+        self.notes.hang_up()
+
+    def _everybody(self, key: str, value: str) -> dict[Addr, str]:
+        """Everybody's value of `key`, over the store."""
+        self._store.set(f"{key}/{self.me}", value)
+        missing, found = list(range(self.n)), {}
+        deadline_s = time.monotonic() + self._timeout_s
+        while missing:
+            for j in [j for j in missing if self._store.check([f"{key}/{j}"])]:
+                found[j] = self._store.get(f"{key}/{j}").decode()
+                missing.remove(j)
+            if missing and time.monotonic() > deadline_s:
+                raise RunFailed(
+                    f"worker {self.me} has waited {self._timeout_s:.0f} s at the start for worker(s) {', '.join(map(str, missing))}: "
+                    "start all of them, with one MASTER_ADDR and MASTER_PORT that each can reach"
+                )
+            if missing:
+                time.sleep(_POLL_S)
+        return found
+
+
+def _as_size(data: Tensor) -> int:
+    return int.from_bytes(data.numpy().tobytes(), "little")
+
+
+def marker_of(store: str | Path, worker: Addr) -> Path:
+    """Where a worker of `launch` that only lost another one writes which: it tells the cause of a failure from its consequences."""
+    return Path(f"{store}.lost-{worker}")
+
+
+def init(*, start_timeout_s: float = 600.0) -> Group:
+    """Connects this process to the other workers of its run, one worker per process.
+
+    Where they are: of `launch` (a file, no ports), else of torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), else none: one worker.
+    The connections are gloo groups of our own, beside torch's default group, which is neither needed nor touched: packets are CPU bytes.
+
+    Raises:
+        BadInput: the environment is incomplete.
+        RunFailed: some workers did not come.
+    """
+    global _joined
+    _joined += 1
+    env = os.environ
+    if STORE_ENV not in env and "RANK" not in env:
+        return Group(c10d.HashStore(), 0, 1, local=True)
+    try:
+        me, n = int(env["RANK"]), int(env["WORLD_SIZE"])
+    except (KeyError, ValueError) as error:
+        raise BadInput(f"RANK and WORLD_SIZE must both be set, to numbers ({error}): start with torchrun or --workers") from error
+    store: Store
+    if STORE_ENV in env:
+        store = c10d.FileStore(env[STORE_ENV], n)
+    else:
+        missing = [k for k in ("MASTER_ADDR", "MASTER_PORT") if k not in env]
+        if missing:
+            raise BadInput(f"{' and '.join(missing)} must be set beside RANK: start with torchrun or --workers")
+        store = next(iter(c10d.rendezvous("env://", timeout=timedelta(seconds=start_timeout_s))))[0]
+    local = env.get("LOCAL_WORLD_SIZE") == str(n) and "GLOO_SOCKET_IFNAME" not in env
+    name = f"gossamer/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}/{_joined}"
+    return Group(c10d.PrefixStore(name, store), me, n, local=local, start_timeout_s=start_timeout_s)

@@ -1,0 +1,245 @@
+"""N worker processes on this machine: started, watched, and ended together.
+
+Torch's elastic launcher kills all workers when one dies and does not say which one was to blame; this one does. Across machines, torchrun
+is the equally supported way.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+from gossamer.net.group import STORE_ENV, marker_of
+from gossamer.worker.effects import Addr
+
+_TETHER = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(1)
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+"""Linux: the kernel kills the worker when its launcher dies, however that happens (PR_SET_PDEATHSIG survives exec)."""
+
+_STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+_TAIL_LINES = 12
+
+
+@dataclass
+class _Child:
+    process: subprocess.Popen[bytes]
+    log: Path | None
+    """Where its output goes; None: to the launcher's own (worker 0)."""
+    log_start_bytes: int = 0
+    code: int | None = None
+
+
+@dataclass
+class _Fleet:
+    """The processes, and what is known of their ends."""
+
+    children: list[_Child]
+    store: Path
+    asked: int | None = None
+    """The signal that asked for a stop."""
+    at_once: bool = False
+    """It was asked twice, and the workers killed."""
+    ends: SimpleQueue[Addr] = field(default_factory=SimpleQueue)
+
+    @property
+    def running(self) -> list[_Child]:
+        return [c for c in self.children if c.code is None]
+
+    def watch(self) -> None:
+        for i, child in enumerate(self.children):
+            threading.Thread(target=self._await_end, args=(i, child), daemon=True).start()
+
+    def _await_end(self, i: Addr, child: _Child) -> None:
+        child.code = child.process.wait()
+        self.ends.put(i)
+
+    def next_end(self, timeout_s: float | None = None) -> Addr | None:
+        """The next worker to end, or None."""
+        try:
+            return self.ends.get(timeout=timeout_s)
+        except Empty:
+            return None
+
+    def tell(self, number: int) -> None:
+        """A signal to all that still run."""
+        for child in self.running:
+            with suppress(ProcessLookupError):
+                child.process.send_signal(number)
+
+    def kill(self) -> None:
+        """SIGKILL to all that still run, and to the processes that they started."""
+        for child in self.running:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(child.process.pid, signal.SIGKILL)
+
+    def failed(self, i: Addr) -> bool:
+        """Whether the end of worker i ends the run."""
+        code = self.children[i].code
+        if self.at_once or (self.asked is not None and code in (-signal.SIGINT, -signal.SIGTERM)):  # the latter: still starting
+            return False
+        return code not in (0, *_STOPPED)
+
+    def cause(self, i: Addr, timeout_s: float) -> Addr:
+        """Worker i failed; whoever it failed for, once that one has ended."""
+        marker = marker_of(self.store, i)
+        if not marker.exists():
+            return i
+        lost = int(marker.read_text())
+        deadline_s = time.monotonic() + timeout_s
+        while self.children[lost].code is None and time.monotonic() < deadline_s:
+            self.next_end(0.05)
+        return lost if self.children[lost].code not in (None, 0) else i
+
+
+def launch(
+    n: int,
+    argv: Sequence[str],
+    log_dir: Path,
+    *,
+    env: Mapping[str, str] | None = None,
+    last_checkpoint: Callable[[], str | None] = lambda: None,
+    say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
+    grace_s: float = 10.0,
+) -> int:
+    """Runs `argv` n times, as workers 0 to n - 1 of one run, to their common end. No process of it is left when this returns.
+
+    Worker 0 writes to this process's output, worker i to `log_dir`/worker-<i>.log. The first worker that fails ends the run. Ctrl-C and
+    SIGTERM are passed on, and all workers stop at one boundary; a second one kills them.
+
+    Args:
+        argv: the command of one worker, which finds the others by `gossamer.net.init`.
+        env: variables to set beside the present ones. OMP_NUM_THREADS is 1 unless set.
+        last_checkpoint: what to go on from, in words, or None; asked when a worker has failed.
+        say: shows a message.
+        grace_s: how long the others may take to end by themselves.
+
+    Returns:
+        An exit code: 0 all ended well, 1 a worker failed, 2 a worker was given bad input, 130 or 143 stopped by a signal.
+    """
+    log_dir.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="gossamer-") as folder:
+        fleet = _Fleet([], Path(folder) / "store")
+        try:
+            with _passing_on(fleet, say):
+                for i in range(n):
+                    fleet.children.append(_start(i, n, argv, log_dir, fleet.store, env or {}))
+                if fleet.asked is not None:  # while they were being started
+                    fleet.tell(fleet.asked)
+                fleet.watch()
+                return _supervise(fleet, last_checkpoint, say, grace_s)
+        finally:
+            fleet.kill()
+            for child in fleet.children:
+                child.process.wait()
+
+
+def _start(i: Addr, n: int, argv: Sequence[str], log_dir: Path, store: Path, env: Mapping[str, str]) -> _Child:
+    ours = {"RANK": i, "LOCAL_RANK": i, "WORLD_SIZE": n, "LOCAL_WORLD_SIZE": n, STORE_ENV: store}
+    full = {"OMP_NUM_THREADS": "1", **os.environ, **env, **{k: str(v) for k, v in ours.items()}}
+    full.pop("GLOO_SOCKET_IFNAME", None)  # all are on this machine: the loopback interface, whatever is set for other runs
+    tethered = [sys.executable, "-S", "-E", "-c", _TETHER, str(os.getpid()), *argv] if sys.platform == "linux" else list(argv)
+    if i == 0:  # a session of its own: Ctrl-C at the terminal reaches the launcher only, which passes it on once
+        return _Child(subprocess.Popen(tethered, env=full, stdin=subprocess.DEVNULL, start_new_session=True), None)
+    log = log_dir / f"worker-{i}.log"
+    with log.open("ab") as out:
+        start_bytes = out.tell()
+        process = subprocess.Popen(tethered, env=full, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
+    return _Child(process, log, start_bytes)
+
+
+def _supervise(fleet: _Fleet, last_checkpoint: Callable[[], str | None], say: Callable[[str], None], grace_s: float) -> int:
+    while fleet.running:
+        i = fleet.next_end(0.5)
+        if i is None or not fleet.failed(i):
+            continue
+        cause = fleet.cause(i, grace_s)
+        if not fleet.failed(cause):  # it was told to stop while it could not do so cleanly; the others only lost it
+            break
+        code = fleet.children[cause].code
+        if not (code == 2 and _has_ended_so(fleet.children[0], 2)):  # bad input: worker 0 has said it already
+            say(_obituary(cause, fleet.children[cause], last_checkpoint()))
+        _end(fleet, grace_s)
+        return 2 if code == 2 else 1
+    _end(fleet, grace_s)
+    codes = {c.code for c in fleet.children}
+    if fleet.asked is not None and codes != {0}:
+        return 128 + fleet.asked
+    return next((code for code in _STOPPED if code in codes), 0)
+
+
+def _end(fleet: _Fleet, grace_s: float) -> None:
+    """Ends those who still run. They have lost a worker and end by themselves, saying so; then they are asked, then killed."""
+    _wait(fleet, grace_s / 4)
+    fleet.tell(signal.SIGTERM)
+    _wait(fleet, grace_s)
+    fleet.kill()
+    while fleet.running:
+        fleet.next_end(0.05)
+
+
+def _wait(fleet: _Fleet, timeout_s: float) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while fleet.running and time.monotonic() < deadline_s:
+        fleet.next_end(0.05)
+
+
+def _has_ended_so(child: _Child, code: int, within_s: float = 2.0) -> bool:
+    with suppress(subprocess.TimeoutExpired):
+        child.process.wait(within_s)
+    return child.process.returncode == code
+
+
+def _obituary(i: Addr, child: _Child, checkpoint: str | None) -> str:
+    code = child.code or 0
+    if code < 0:
+        name = signal.Signals(-code).name
+        fate = f"was killed ({name})" + (": often for lack of memory" if -code == signal.SIGKILL else "")
+    else:
+        fate = f"failed (exit code {code})"
+    lines = [f"worker {i} {fate}, so the run was ended."]
+    if child.log is not None:
+        with child.log.open("rb") as log:
+            log.seek(child.log_start_bytes)
+            tail = log.read().decode(errors="replace").splitlines()[-_TAIL_LINES:]
+        lines.append(f"Its output is in {child.log}" + (", and ends with:" if tail else " (empty)."))
+        lines += [f"  {line}" for line in tail]
+    lines.append(f"Last whole checkpoint: {checkpoint}." if checkpoint else "There is no whole checkpoint yet.")
+    return "\n".join(lines)
+
+
+@contextmanager
+def _passing_on(fleet: _Fleet, say: Callable[[str], None]) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def pass_on(number: int, frame: object) -> None:
+        if fleet.asked is None:
+            fleet.asked = number
+            say("stopping all workers at the end of a round; once more ends them at once")
+            fleet.tell(number)
+        else:
+            fleet.at_once = True
+            fleet.kill()
+
+    before = {s: signal.signal(s, pass_on) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for s, handler in before.items():
+            signal.signal(s, handler)

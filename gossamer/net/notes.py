@@ -1,0 +1,201 @@
+"""Small notes between the workers, on connections of their own: READY, the agreement on a last round, the farewell, the loss of a worker.
+
+Why connections of their own: a note must not queue behind megabytes of payload, and READY is stamped on arrival. Why a listener per peer
+that always has a receive posted: a gloo send is a rendezvous, so a note that nobody awaits would block its sender's exit. READY needs
+no matching Expect this way, whoever sends it to whom.
+
+The agreement on a last round. A worker that is asked to stop (a signal, a Stop from the hooks) tells all others; each, whatever it is
+doing, publishes once p_i = 1 + the last boundary that it has passed, and from then on passes no boundary before it knows everybody's p.
+All stop at the first boundary at or after R = max p_i. Nobody has passed a boundary >= p_i before publishing, nor >= R afterwards, so all
+stop at the same one, whatever the method and however far ahead some are. Publishing needs no progress of the program, so nobody waits for
+long; and since everybody completes all rounds before R, no message of those rounds is missing.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+from collections import defaultdict
+from contextlib import suppress
+from queue import SimpleQueue
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gossamer.core.errors import RunFailed
+from gossamer.net.board import Board, Crew, PeerLost, join_all
+from gossamer.net.transport import Wire, close_connections, first_line
+from gossamer.worker.effects import Addr
+
+_NOTE = struct.Struct("<BB2xII")
+_READY, _STOP, _END, _LEFT, _LOST = range(5)
+_KEPT_ROUNDS = 2
+"""READY stamps are kept for this many rounds back: an exchange in flight across a boundary still asks for them."""
+
+
+class Notes:
+    """Sends notes, and listens to each peer in a thread of its own."""
+
+    def __init__(self, group: Wire, board: Board) -> None:
+        self.board = board
+        self.me: Addr = group.rank()
+        self.others = tuple(j for j in range(group.size()) if j != self.me)
+        self.ready_s: dict[int, dict[Addr, float]] = defaultdict(dict)
+        """Round -> worker -> when its READY arrived, by this worker's monotonic clock."""
+        self.ended: dict[Addr, tuple[int, int]] = {}
+        """Worker -> messages that it has sent to this one, receives that it has posted from this one, in all."""
+        self.signal: int | None = None
+        """The signal that asked for the stop; 0 when the hooks did; None while nobody has."""
+        self.stopped = False
+        """This worker has stopped at the agreed boundary."""
+        self._last: dict[Addr, int] = {}  # the p_i of the agreement
+        self._passed = 0
+        self._group = group
+        self._crew = Crew()
+        self._sending = 0
+        self._asked: SimpleQueue[int | None] = SimpleQueue()
+        self._threads = [threading.Thread(target=self._listen, args=(j,), daemon=True) for j in self.others]
+        self._threads.append(threading.Thread(target=self._await_request, daemon=True))
+        for thread in self._threads:
+            thread.start()
+
+    # ---- READY
+
+    def ready(self, to: tuple[Addr, ...], round: int) -> None:
+        """This worker's compute of `round` is done."""
+        with self.board.changed:
+            self.ready_s[round][self.me] = time.monotonic()
+        for j in to:
+            self._send(j, _READY, round)
+
+    def ready_at(self, round: int) -> dict[Addr, float]:
+        """A copy of the stamps of `round`."""
+        with self.board.changed:
+            return dict(self.ready_s.get(round, {}))
+
+    # ---- stopping
+
+    def ask_stop(self, signal: int) -> None:
+        """Asks all workers to stop at one boundary. Safe in a signal handler: it takes no lock."""
+        self._asked.put(signal)
+
+    @property
+    def last_round(self) -> int | None:
+        """The boundary to stop at, when it is agreed."""
+        return max(self._last.values()) if len(self._last) == len(self.others) + 1 else None
+
+    def start_at(self, round: int) -> None:
+        """The run starts with `round` rounds completed."""
+        self._passed = round
+
+    def cross(self, round: int) -> bool:
+        """Passes the boundary after `round` rounds; True where this worker stops there instead. Waits for an agreement that is under way.
+
+        Raises:
+            RunFailed: a worker is gone.
+        """
+        board = self.board
+        with board.changed:
+            if self.me in self._last:
+                board.wait(lambda: self.last_round is not None)
+                last = self.last_round
+                self.stopped = last is not None and round >= last
+            self._passed = board.round = round
+            for old in [r for r in self.ready_s if r < round - _KEPT_ROUNDS]:
+                del self.ready_s[old]
+            return self.stopped
+
+    def _publish(self, signal: int) -> None:
+        """Under the condition: says once which boundary this worker can still stop at."""
+        if self.me in self._last:
+            return
+        self.signal = signal if self.signal is None else self.signal
+        self._last[self.me] = self._passed + 1
+        for j in self.others:
+            self._send(j, _STOP, self._last[self.me], signal=signal)
+        self.board.changed.notify_all()
+
+    def _await_request(self) -> None:
+        while (signal := self._asked.get()) is not None:
+            with self.board.changed:
+                self._publish(signal)
+
+    # ---- leaving
+
+    def end(self, sent: dict[Addr, int], posted: dict[Addr, int]) -> None:
+        """This worker's program has ended: no further message, no further receive. Counts by peer."""
+        for j in self.others:
+            self._send(j, _END, sent[j], posted[j])
+
+    def leave(self) -> None:
+        """Tells all that nothing is missing here, and waits until all have said so: then connections may close.
+
+        Raises:
+            RunFailed: a worker is gone.
+        """
+        for j in self.others:
+            self._send(j, _LEFT)
+        self.board.wait(lambda: len(self.board.left) == len(self.others) and not self._sending)
+
+    def lost(self, worker: Addr, round: int, timeout_s: float) -> None:
+        """Tells those who are still there who has failed, before any connection closes here. Waits at most `timeout_s` for that."""
+        for j in self.others:
+            if j != worker:
+                self._send(j, _LOST, worker, round)
+        deadline_s = time.monotonic() + timeout_s
+        with self.board.changed:
+            while self._sending and (left_s := deadline_s - time.monotonic()) > 0:
+                self.board.changed.wait(left_s)
+
+    def hang_up(self, timeout_s: float = 2.0) -> None:
+        """Closes all connections and lets the threads end (see Transport.hang_up)."""
+        self._asked.put(None)
+        close_connections(self._group, self.others)
+        self._crew.dismiss(timeout_s)
+        join_all(self._threads, timeout_s)
+
+    # ---- the wire
+
+    def _send(self, dst: Addr, kind: int, a: int = 0, b: int = 0, *, signal: int = 0) -> None:
+        data = torch.frombuffer(bytearray(_NOTE.pack(kind, signal, a, b)), dtype=torch.uint8)
+        with suppress(RuntimeError):  # a closed connection: its listener has noticed
+            work = self._group.send([data], dst, 0)
+            with self.board.changed:
+                self._sending += 1
+            self._crew.do(lambda: self._sent(work, data))
+
+    def _sent(self, work: dist.Work, data: Tensor) -> None:
+        with suppress(RuntimeError):
+            work.wait()
+        with self.board.changed:
+            self._sending -= 1
+            self.board.changed.notify_all()
+
+    def _listen(self, src: Addr) -> None:
+        buffer = torch.empty(_NOTE.size, dtype=torch.uint8)
+        while True:
+            try:
+                self._group.recv([buffer], src, 0).wait()
+            except RuntimeError as error:
+                self.board.gone(src, first_line(error))
+                return
+            at_s = time.monotonic()
+            kind, signal, a, b = _NOTE.unpack(buffer.numpy().tobytes())
+            with self.board.changed:
+                if kind == _READY:
+                    self.ready_s[a][src] = at_s
+                elif kind == _STOP:
+                    self._last[src] = a
+                    self._publish(signal)
+                elif kind == _END:
+                    self.ended[src] = (a, b)
+                elif kind == _LOST:
+                    why = "it failed" if a == src else f"worker {src} lost it"
+                    self.board.fail(PeerLost(a, b, why) if a != self.me else RunFailed(f"worker {src} has lost the connection to this one"))
+                elif kind == _LEFT:
+                    self.board.left.add(src)
+                self.board.changed.notify_all()
+            if kind == _LEFT:
+                return

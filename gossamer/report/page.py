@@ -1,0 +1,254 @@
+"""One self-contained HTML page per run or comparison: no scripts, no fonts or images from elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from gossamer.core.errors import BadInput
+from gossamer.report import figures
+from gossamer.report.curves import styles
+from gossamer.report.read import Run
+from gossamer.report.style import Chart
+from gossamer.report.table import as_html, verdicts
+from gossamer.report.words import (
+    DASH,
+    caution,
+    charged,
+    clock,
+    comparison_sentence,
+    fixed,
+    flat,
+    fleet_name,
+    labels,
+    megabytes,
+    percent,
+    plain_label,
+    sentence,
+    short,
+    tidy,
+    worker_names,
+)
+from gossamer.report.write import write_whole
+
+HASH_CHARS = 12
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A number that deserves large type."""
+
+    name: str
+    value: str
+    unit: str = ""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A line of the configuration: one value per run."""
+
+    key: str
+    values: tuple[str, ...]
+
+    @property
+    def differs(self) -> bool:
+        """Whether the runs disagree."""
+        return len(set(self.values)) > 1
+
+
+@dataclass(frozen=True)
+class Seat:
+    """One worker's line."""
+
+    name: str
+    utilisation: str
+    straggler_idle: str
+    network_idle: str
+    sent: str
+    received: str
+    digest: str
+
+
+@dataclass(frozen=True)
+class Card:
+    """What the page shows of one run apart from the others."""
+
+    label: str
+    color: str
+    sentence: str
+    charts: tuple[Chart, ...]
+    seats: tuple[Seat, ...]
+    equal: str
+    """Whether the workers' parameters agree, in words."""
+    files: tuple[tuple[str, str], ...]
+    torn: tuple[str, ...]
+
+
+def settings(runs: Sequence[Run]) -> tuple[Setting, ...]:
+    """The runs' configurations side by side; a dash where a run lacks the key."""
+    configs = [flat(run.config) for run in runs]
+    keys = list(dict.fromkeys(key for config in configs for key in config))
+    return tuple(Setting(key, tuple(config.get(key, DASH) for config in configs)) for key in keys)
+
+
+def seats(run: Run) -> tuple[Seat, ...]:
+    """A line per worker: shares of its time, bytes, and the digest of its final parameters."""
+    shares = [run.share(key) for key in ("utilisation", "straggler_idle", "network_idle")]
+    digests = run.summary.get("params_sha256") or []
+
+    def part(index: int, worker: int) -> str:
+        share = shares[index]
+        return percent(share.workers[worker]) if share and worker < len(share.workers) else DASH
+
+    def volume(values: Sequence[int], worker: int) -> str:
+        return megabytes(values[worker]) if worker < len(values) else DASH
+
+    return tuple(
+        Seat(
+            name,
+            part(0, i),
+            part(1, i),
+            part(2, i),
+            volume(run.bytes_sent, i),
+            volume(run.bytes_received, i),
+            tidy(digests[i], HASH_CHARS + 1)[:HASH_CHARS] if i < len(digests) and digests[i] else DASH,
+        )
+        for i, name in enumerate(worker_names(run))
+    )
+
+
+def tiles(run: Run) -> tuple[Tile, ...]:
+    """The headline numbers of one run."""
+
+    def mean(key: str) -> str:
+        share = run.share(key)
+        return percent(share.mean) if share else DASH
+
+    target, reached, rounds = run.number("target_perplexity"), run.number("time_to_target_s"), int(run.summary["rounds"])
+    found = [
+        Tile("final perplexity", fixed(run.number("final_perplexity"), 2)),
+        Tile("final loss", fixed(run.number("final_loss"), 4), "nats per token"),
+        Tile("total time", clock(run.number("wall_s")), "h:mm:ss"),
+    ]
+    if target is not None:
+        found.append(
+            Tile(
+                f"time to perplexity {target:g}",
+                clock(reached) if reached is not None else "not reached",
+                "h:mm:ss" if reached is not None else "",
+            )
+        )
+    found += [
+        Tile("utilisation", mean("utilisation"), "% of time in compute"),
+        Tile("straggler idle", mean("straggler_idle"), "% of time"),
+        Tile("network idle", mean("network_idle"), "% of time"),
+        Tile("sent", megabytes(sum(run.bytes_sent) / max(1, len(run.bytes_sent))), "MB per worker"),
+        Tile("tokens", short(float(run.summary["tokens"])), f"in {rounds:,} round{'s' * (rounds != 1)}"),
+    ]
+    return tuple(found)
+
+
+def facts(run: Run) -> str:
+    """What was run, in half a line."""
+    seed = run.summary.get("seed")
+    parameters = run.number("parameters")
+    parts = [
+        f"world {tidy(run.summary['world'], 20)}",
+        f"{run.workers} worker{'s' * (run.workers != 1)}",
+        f"{short(parameters)} parameters" if parameters is not None else "",
+        f"seed {tidy(seed, 20)}" if seed is not None else "",
+        f"consensus distance {consensus:.3g}" if (consensus := run.number("consensus_distance")) is not None else "",
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def _equal(run: Run) -> str:
+    digests = [d for d in run.summary.get("params_sha256") or [] if d]
+    if len(digests) < 2:
+        return ""
+    kinds = len(set(digests))
+    return (
+        "All workers ended with the same parameters, bit for bit."
+        if kinds == 1
+        else f"The workers ended with {kinds} different sets of parameters."
+    )
+
+
+def _files(folder: Path) -> tuple[tuple[str, str], ...]:
+    """Name and size of what lies in the folder; a subfolder counts as one entry."""
+    found = []
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith("."):
+            continue
+        size = sum(p.stat().st_size for p in path.rglob("*") if p.is_file()) if path.is_dir() else path.stat().st_size
+        found.append((path.name + "/" * path.is_dir(), f"{short(size)}B" if size >= 1000 else f"{size} bytes"))
+    return tuple(found)
+
+
+def render(runs: Sequence[Run]) -> str:
+    """The page as HTML. BadInput without runs."""
+    if not runs:
+        raise BadInput("no run to report on; expected at least one run folder")
+    single = len(runs) == 1
+    names = labels(runs)
+    colors = [color for color, _ in styles(runs)]
+    lines = settings(runs)
+    cards = [
+        Card(
+            label=name,
+            color=color,
+            sentence=sentence(run),
+            charts=() if single else tuple(figures.beside(run)),
+            seats=seats(run),
+            equal=_equal(run),
+            files=_files(run.folder),
+            torn=run.torn,
+        )
+        for run, name, color in zip(runs, names, colors, strict=True)
+    ]
+    fleets = {fleet_name(run) for run in runs}
+    fleet = fleets.pop() if len(fleets) == 1 else None
+    subject = _listed(list(dict.fromkeys(plain_label(run) for run in runs)))
+    loader = FileSystemLoader(Path(__file__).parent / "templates")
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return environment.get_template("page.html.j2").render(
+        heading=f"{subject} on {fleet}" if fleet else subject,
+        kicker="Run" if single else f"Comparison of {len(runs)} runs",
+        facts=facts(runs[0]) if single else "",
+        lead=sentence(runs[0]) if single else comparison_sentence(runs),
+        charged=charged(runs),
+        caution=caution(runs),
+        verdicts=verdicts(runs),
+        tiles=tiles(runs[0]) if single else (),
+        table=Markup(as_html(runs, () if single else colors)),
+        charts=figures.of_run(runs[0]) if single else figures.of_comparison(runs),
+        cards=cards,
+        single=single,
+        names=names,
+        differing=[] if single else [line for line in lines if line.differs],
+        common=lines if single else [line for line in lines if not line.differs],
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Names in a row: up to four, then how many more.
+
+    >>> _listed(["a", "b", "c"]), _listed(list("abcdef"))
+    ('a, b and c', 'a, b, c and 3 more')
+    """
+    shown = list(names) if len(names) <= 4 else [*names[:3], f"{len(names) - 3} more"]
+    return " and ".join([", ".join(shown[:-1]), shown[-1]]) if len(shown) > 1 else shown[0]
+
+
+def write_page(folders: Sequence[Path | str], out_path: Path | str) -> Path:
+    """Reads the run folders, writes one page to `out_path` and returns its path.
+
+    One folder gives the report of a run, several a comparison. BadInput for a folder that is no run or a place that cannot be written.
+    """
+    if isinstance(folders, (str, Path)):
+        raise BadInput(f"folders is {str(folders)!r}; expected a list of run folders")
+    return write_whole(Path(out_path), render([Run.load(folder) for folder in folders]))

@@ -1,0 +1,185 @@
+"""One line per run, as plain text, Markdown and HTML. The numbers are the summaries' own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from statistics import mean, stdev
+
+from gossamer.report.read import Run
+from gossamer.report.words import Recipe, charged, clock, fixed, labels, megabytes, percent, plain_label, recipe, tidy
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run of a comparison. Fractions are of wall time; None: not known, or not reached."""
+
+    method: str
+    world: str
+    final_perplexity: float | None
+    final_loss: float | None
+    """Nats per token."""
+    time_to_target_s: float | None
+    wall_s: float | None
+    straggler_idle: float | None
+    network_idle: float | None
+    utilisation: float | None
+    sent_bytes: float
+    """Mean over the workers."""
+    rounds: int
+    tokens: int
+
+    def cells(self) -> tuple[str, ...]:
+        """The row as printed, in the order of COLUMNS."""
+        return (
+            self.method,
+            self.world,
+            fixed(self.final_perplexity, 2),
+            fixed(self.final_loss, 4),
+            clock(self.time_to_target_s),
+            clock(self.wall_s),
+            percent(self.straggler_idle),
+            percent(self.network_idle),
+            percent(self.utilisation),
+            megabytes(self.sent_bytes),
+            f"{self.rounds:,}",
+            f"{self.tokens:,}",
+        )
+
+
+COLUMNS = (
+    ("method", ""),
+    ("world", ""),
+    ("final perplexity", ""),
+    ("final loss", "nats/token"),
+    ("time to target", "h:mm:ss"),
+    ("total time", "h:mm:ss"),
+    ("straggler idle", "%"),
+    ("network idle", "%"),
+    ("utilisation", "%"),
+    ("sent per worker", "MB"),
+    ("rounds", ""),
+    ("tokens", ""),
+)
+"""Title and unit of each column; the first two are words, the others numbers."""
+WORDS = 2
+
+
+def comparison(runs: Sequence[Run]) -> tuple[Row, ...]:
+    """The rows of a comparison, in the order given."""
+
+    def share(run: Run, key: str) -> float | None:
+        found = run.share(key)
+        return None if found is None else found.mean
+
+    return tuple(
+        Row(
+            method=label,
+            world=tidy(run.summary["world"], 20),
+            final_perplexity=run.number("final_perplexity"),
+            final_loss=run.number("final_loss"),
+            time_to_target_s=run.number("time_to_target_s"),
+            wall_s=run.number("wall_s"),
+            straggler_idle=share(run, "straggler_idle"),
+            network_idle=share(run, "network_idle"),
+            utilisation=share(run, "utilisation"),
+            sent_bytes=sum(run.bytes_sent) / max(1, len(run.bytes_sent)),
+            rounds=int(run.summary["rounds"]),
+            tokens=int(run.summary["tokens"]),
+        )
+        for label, run in zip(labels(runs), runs, strict=True)
+    )
+
+
+def title(runs: Sequence[Run]) -> str:
+    """What the table is about: targets, and whose clock was charged when it was not the trained model's own."""
+    targets = sorted({t for run in runs if (t := run.number("target_perplexity")) is not None})
+    goal = f"; target: perplexity {' / '.join(f'{t:g}' for t in targets)}" if targets else ""
+    extra = charged(runs)
+    return f"{len(runs)} run{'s' * (len(runs) != 1)}{goal}" + (f"; {extra}" if extra else "")
+
+
+def as_text(runs: Sequence[Run]) -> str:
+    """The table for a terminal: titles, units, one line per run."""
+    lines = [tuple(name for name, _ in COLUMNS), tuple(unit for _, unit in COLUMNS), *(row.cells() for row in comparison(runs))]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(COLUMNS))]
+
+    def put(line: Sequence[str]) -> str:
+        return "  ".join(c.ljust(w) if i < WORDS else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True))).rstrip()
+
+    body = [put(line) for line in lines]
+    rule = "─" * (sum(widths) + 2 * len(widths) - 2)
+    return "\n".join([title(runs), "", *body[:2], rule, *body[2:], *_after(runs, "")])
+
+
+def _after(runs: Sequence[Run], bullet: str) -> list[str]:
+    """The paired comparisons below a table, after an empty line; nothing when there are none."""
+    said = verdicts(runs)
+    return ["", *(bullet + line for line in said)] if said else []
+
+
+def _heads() -> list[str]:
+    return [f"{name} ({unit})" if unit else name for name, unit in COLUMNS]
+
+
+def as_markdown(runs: Sequence[Run]) -> str:
+    """The table in Markdown; a bar or angle bracket in a name is escaped."""
+
+    def put(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(escape(c, quote=False).replace("\\", "\\\\").replace("|", "\\|") for c in cells) + " |"
+
+    rule = "|" + "|".join(":--" if i < WORDS else "--:" for i in range(len(COLUMNS))) + "|"
+    return "\n".join(
+        [escape(title(runs), quote=False), "", put(_heads()), rule, *(put(row.cells()) for row in comparison(runs)), *_after(runs, "- ")]
+    )
+
+
+def as_html(runs: Sequence[Run], colors: Sequence[str] = ()) -> str:
+    """The table in HTML; `colors` (one per run) puts the run's colour of the figures before its name."""
+    heads = "".join(
+        f'<th scope="col"{"" if i < WORDS else " class=num"}>{escape(name)}{f" <small>({escape(unit)})</small>" if unit else ""}</th>'
+        for i, (name, unit) in enumerate(COLUMNS)
+    )
+    body = []
+    for i, row in enumerate(comparison(runs)):
+        first, *rest = row.cells()
+        dot = f'<i class="dot" style="background:{escape(colors[i])}"></i>' if i < len(colors) else ""
+        cells = "".join(f"<td{'' if j + 1 < WORDS else ' class=num'}>{escape(c)}</td>" for j, c in enumerate(rest))
+        whole = ' class="whole"' if len(first) <= 24 else ""
+        body.append(f'<tr><th scope="row"{whole}>{dot}{escape(first)}</th>{cells}</tr>')
+    caption = f"<caption>{escape(title(runs))}</caption>"
+    return f"<table>{caption}<thead><tr>{heads}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+
+
+def verdicts(runs: Sequence[Run]) -> list[str]:
+    """Each recipe against the one of lowest mean final loss, by paired seeds; empty unless two recipes share two seeds or more.
+
+    With d the differences of final loss at equal seeds: mean(d) ± sd(d). A mean within one sample standard deviation of zero is inside
+    the spread and "not distinguishable".
+    """
+    groups: dict[Recipe, dict[str, float]] = {}
+    first: dict[Recipe, int] = {}
+    for index, run in enumerate(runs):
+        loss = run.number("final_loss")
+        if loss is not None:
+            groups.setdefault(recipe(run), {})[str(run.summary.get("seed"))] = loss
+            first.setdefault(recipe(run), index)
+    plain = {key: plain_label(runs[index]) for key, index in first.items()}
+    alone = Counter(plain.values())
+    names = {key: name if alone[name] == 1 else labels(runs)[first[key]] for key, name in plain.items()}
+    groups = {key: losses for key, losses in groups.items() if len(losses) > 1}
+    if len(groups) < 2:
+        return []
+    best = min(groups, key=lambda key: mean(groups[key].values()))
+    out = []
+    for key, losses in groups.items():
+        shared = sorted(set(losses) & set(groups[best]))
+        if key == best or len(shared) < 2:
+            continue
+        differences = [losses[seed] - groups[best][seed] for seed in shared]
+        middle, spread = mean(differences), stdev(differences)
+        said = "not distinguishable" if abs(middle) <= spread else "higher in these pairs" if middle > 0 else "lower in these pairs"
+        out.append(f"{names[key]} minus {names[best]}: {middle:+.4f} ± {spread:.4f} nats per token over {len(shared)} seeds, {said}.")
+    return out

@@ -1,0 +1,298 @@
+"""Checkpoints: atomic, resumable, verified.
+
+    checkpoints/
+      round-000012/
+        worker-0.safetensors     one part a worker: tensors, and everything else as JSON in the file's own header
+        worker-1.safetensors
+        manifest.json            round, tokens, every part and its SHA-256; written last, so a round with a manifest is whole
+
+A part is written under another name, flushed to the disk and renamed, so that it is there whole or not at all. Only rounds with a manifest
+count, and :func:`latest` hashes their parts before it believes them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gossamer.core.errors import BadInput, RunFailed
+from gossamer.core.tree import Tree
+from gossamer.worker.packet import Header, Packet, unseal
+from gossamer.worker.state import Pending, State
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+_ROUND = re.compile(r"round-(\d{6,})")
+_log = logging.getLogger(__name__)
+
+
+class Part(NamedTuple):
+    """What :func:`read_part` gives back."""
+
+    state: State
+    body: dict[str, Any]
+    extra: dict[str, Any]
+
+
+class Manifest(NamedTuple):
+    """A closed checkpoint."""
+
+    round: int
+    tokens: int
+    """Planned global tokens of the completed rounds."""
+    parts: dict[int, str]
+    """Worker -> SHA-256 of its part."""
+    extra: dict[str, Any]
+
+
+def write_part(folder: Path, round: int, worker: int, state: State, body: Mapping[str, Any], extra: Mapping[str, Any] | None = None) -> str:
+    """Writes one worker's part of round `round` and returns its SHA-256, for :func:`close`.
+
+    Args:
+        folder: the run's `checkpoints` folder.
+        body: what the body's `state` gave: tensors, and values that JSON holds.
+        extra: values that JSON holds.
+
+    Raises:
+        RunFailed: the disk is full or cannot be written.
+    """
+    from safetensors.torch import save_file
+
+    tensors: dict[str, Tensor] = {}
+    about = {"format": FORMAT, "round": round, "worker": worker, "extra": dict(extra or {})}
+    about["state"] = _pack_state(state, tensors)
+    about["body"] = {"order": list(body), "values": {k: v for k, v in body.items() if not isinstance(v, Tensor)}}
+    tensors |= {f"body/{k}": v for k, v in body.items() if isinstance(v, Tensor)}
+    path = _part_path(folder, round, worker)
+    with _replacing(path) as scratch:
+        save_file(_apart(tensors), scratch, metadata={"gossamer": json.dumps(about)})
+        sha = _sha256(scratch)
+    return sha
+
+
+def read_part(folder: Path, round: int, worker: int) -> Part:
+    """One worker's part of a closed round, verified against the manifest. Bit for bit what was written.
+
+    Raises:
+        RunFailed: no such round or worker, or a damaged part.
+    """
+    from safetensors import safe_open
+
+    manifest = read_manifest(folder, round)
+    path = _part_path(folder, round, worker)
+    if worker not in manifest.parts:
+        raise RunFailed(f"the checkpoint of round {round} has workers {sorted(manifest.parts)}, not worker {worker}")
+    if (fault := _fault(path, manifest.parts[worker])) is not None:
+        raise RunFailed(f"the checkpoint of round {round} cannot be used: {fault}. Resume from an earlier round")
+    with safe_open(path, framework="pt") as f:
+        about = json.loads(f.metadata()["gossamer"])
+        tensors = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118 (not a mapping)
+    if about["format"] != FORMAT:
+        raise RunFailed(
+            f"{path} has checkpoint format {about['format']}, this release reads {FORMAT}: resume with the release that wrote it"
+        )
+    values = about["body"]["values"]
+    body = {k: values[k] if k in values else tensors[f"body/{k}"] for k in about["body"]["order"]}
+    return Part(_unpack_state(about["state"], tensors), body, about["extra"])
+
+
+def close(
+    folder: Path, round: int, tokens: int, parts: Mapping[int, str], keep: int | None = None, extra: Mapping[str, Any] | None = None
+) -> None:
+    """Writes the manifest, once every part is there: from now on the round counts. Then deletes what is older than the newest `keep`.
+
+    Args:
+        parts: worker -> SHA-256 as :func:`write_part` returned it.
+        keep: whole rounds to keep, this one included; None keeps all.
+
+    Raises:
+        RunFailed: a part is missing, or the disk cannot be written.
+        BadInput: keep < 1.
+    """
+    if keep is not None and keep < 1:
+        raise BadInput(f"checkpoints to keep: {keep}; expected at least 1, or none to keep all")
+    for worker in parts:
+        if not _part_path(folder, round, worker).is_file():
+            raise RunFailed(f"the checkpoint of round {round} lacks the part of worker {worker}: {_part_path(folder, round, worker)}")
+    files = {str(w): {"file": _part_path(folder, round, w).name, "sha256": sha} for w, sha in sorted(parts.items())}
+    about = {"format": FORMAT, "round": round, "tokens": tokens, "parts": files, "extra": dict(extra or {})}
+    with _replacing(round_folder(folder, round) / MANIFEST) as scratch:
+        scratch.write_text(json.dumps(about, indent=1))
+    if keep is not None:
+        _prune(folder, keep)
+
+
+def read_manifest(folder: Path, round: int) -> Manifest:
+    """The manifest of a closed round; its parts are not looked at.
+
+    Raises:
+        RunFailed: none there, or not readable.
+    """
+    path = round_folder(folder, round) / MANIFEST
+    try:
+        about = json.loads(path.read_text())
+        parts = {int(w): str(part["sha256"]) for w, part in about["parts"].items()}
+        return Manifest(int(about["round"]), int(about["tokens"]), parts, about["extra"])
+    except FileNotFoundError as error:
+        raise RunFailed(f"there is no whole checkpoint of round {round} in {folder}") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunFailed(f"{path} is damaged: {error!r}") from error
+
+
+def latest(folder: Path) -> int | None:
+    """The newest round whose manifest and parts are all sound; None where there is none. A damaged one is passed over, with a warning
+    that names the damage."""
+    for round in reversed(_closed(folder)):
+        try:
+            manifest = read_manifest(folder, round)
+        except RunFailed as error:
+            _log.warning("The checkpoint of round %d is passed over: %s.", round, error)
+            continue
+        faults = [_fault(_part_path(folder, round, w), sha) for w, sha in manifest.parts.items()]
+        fault = next((f for f in faults if f is not None), None)
+        if fault is None:
+            return round
+        _log.warning("The checkpoint of round %d is passed over: %s.", round, fault)
+    return None
+
+
+def round_folder(folder: Path, round: int) -> Path:
+    """Where the checkpoint of `round` lies."""
+    return Path(folder) / f"round-{round:06d}"
+
+
+def _part_path(folder: Path, round: int, worker: int) -> Path:
+    return round_folder(folder, round) / f"worker-{worker}.safetensors"
+
+
+def _pack_state(state: State, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Moves the tensors of `state` into `tensors`; returns the rest. Names are listed, since the order of a tree matters."""
+
+    def tree(prefix: str, t: Tree) -> list[str]:
+        tensors.update({f"{prefix}/{name}": value for name, value in t.items()})
+        return list(t)
+
+    packed: dict[str, Any] = {"round": state.round, "tokens": state.tokens, "norms": state.norms, "x": tree("x", state.x)}
+    packed["outer"] = {name: tree(f"outer/{name}", t) for name, t in state.outer.items()}
+    packed["residual"] = None if state.residual is None else tree("residual", state.residual)
+    if (pending := state.pending) is not None:
+        for slice, packet in pending.own.items():
+            if packet.data is not None:
+                tensors[f"own/{slice}"] = packet.data
+        own = {str(s): {"header": list(p.header), "nbytes": p.nbytes} for s, p in pending.own.items()}
+        packed["pending"] = {"round": pending.round, "tokens": pending.tokens, "y": tree("y", pending.y), "own": own}
+    return packed
+
+
+def _unpack_state(packed: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> State:
+    def tree(prefix: str, names: list[str]) -> Tree:
+        return {name: tensors[f"{prefix}/{name}"] for name in names}
+
+    def packet(slice: str, about: Mapping[str, Any]) -> Packet:
+        data = tensors.get(f"own/{slice}")
+        return Packet(Header(*about["header"]), about["nbytes"], None) if data is None else unseal(data)
+
+    pending = None
+    if (p := packed.get("pending")) is not None:
+        pending = Pending(p["round"], {int(s): packet(s, about) for s, about in p["own"].items()}, tree("y", p["y"]), p["tokens"])
+    return State(
+        x=tree("x", packed["x"]),
+        round=packed["round"],
+        tokens=packed["tokens"],
+        outer={name: tree(f"outer/{name}", names) for name, names in packed["outer"].items()},
+        residual=None if packed["residual"] is None else tree("residual", packed["residual"]),
+        pending=pending,
+        norms=packed["norms"],
+    )
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The file format takes contiguous tensors of separate memory: where two share it (a tree kept twice), the second is copied."""
+    out: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, t in tensors.items():
+        t = t.detach()
+        place = t.untyped_storage().data_ptr()
+        if place in seen or not t.is_contiguous() or t.untyped_storage().nbytes() != t.numel() * t.element_size():
+            t = t.clone(memory_format=torch.contiguous_format)
+        seen.add(place)
+        out[name] = t
+    return out
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A scratch path that becomes `path` when the block ends well; otherwise nothing is left."""
+    from safetensors import SafetensorError
+
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield scratch
+        _flush(scratch)
+        os.replace(scratch, path)
+        _flush(path.parent)
+    except (OSError, SafetensorError) as error:
+        raise RunFailed(f"the checkpoint {path} cannot be written ({error}): free some space or set another run folder") from error
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def _flush(path: Path) -> None:
+    """What is in `path` (a file, or a folder's list of names) is on the disk."""
+    if path.is_dir() and os.name == "nt":
+        return  # Windows cannot open folders
+    handle = os.open(path, os.O_RDONLY if path.is_dir() or os.name != "nt" else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def _fault(path: Path, sha: str) -> str | None:
+    """What is wrong with a part; None if nothing."""
+    try:
+        found = _sha256(path)
+    except OSError as error:
+        return f"{path} cannot be read ({error.strerror})"
+    return None if found == sha else f"{path} is damaged (SHA-256 {found[:12]}..., expected {sha[:12]}...)"
+
+
+def _rounds(folder: Path) -> list[int]:
+    """Rounds with a folder, closed or not, oldest first."""
+    names = (p.name for p in Path(folder).iterdir()) if Path(folder).is_dir() else ()
+    return sorted(int(m[1]) for m in map(_ROUND.fullmatch, names) if m)
+
+
+def _closed(folder: Path) -> list[int]:
+    return [r for r in _rounds(folder) if (round_folder(folder, r) / MANIFEST).is_file()]
+
+
+def _prune(folder: Path, keep: int) -> None:
+    """Deletes rounds before the oldest of the newest `keep` closed ones; younger open ones may still be being written."""
+    closed = _closed(folder)
+    if len(closed) < keep:
+        return
+    oldest = closed[-keep]
+    for round in _rounds(folder):
+        if round < oldest:
+            gone = round_folder(folder, round)
+            # The manifest first: a round that is half deleted must not count.
+            (gone / MANIFEST).unlink(missing_ok=True)
+            shutil.rmtree(gone, ignore_errors=True)

@@ -1,0 +1,273 @@
+"""The body of a worker: a model, its inner optimizer and its data, taking the inner steps that a program asks for.
+
+body = TrainBody(model, AdamW(lr=3e-3), Cosine(), total_tokens=1e8, batches=Sampler(corpus.train, 128, seed=0, worker=3))
+done = body.compute(Work(steps=30, batch=8, tokens0=0, tokens_per_step=8192))
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal, TypeAlias, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gossamer.core.errors import BadInput, RunFailed
+from gossamer.core.inner import Inner, clip_, set_lr
+from gossamer.core.rng import Stream, words
+from gossamer.core.schedule import Schedule
+from gossamer.core.tree import Tree
+from gossamer.train.data import Batches
+from gossamer.train.model import by_row, longest_sequence, parameters_of
+from gossamer.worker.effects import Done, Work
+
+Precision: TypeAlias = Literal["fp32", "bf16"]
+_RNG, _CUDA_RNG = "rng", "rng_cuda"
+
+
+class TrainBody:
+    """Implements :class:`gossamer.worker.effects.Body`.
+
+    The trees that it gives are live views, valid until the next `compute` or `load`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inner: Inner,
+        schedule: Schedule,
+        total_tokens: float,
+        batches: Batches,
+        *,
+        seed: int = 0,
+        worker: int = 0,
+        device: str | torch.device = "cpu",
+        precision: Precision = "fp32",
+        pace_s: float | None = None,
+    ) -> None:
+        """
+        Args:
+            model: moved to `device`; called as model(input_ids=...).logits.
+            total_tokens: planned global tokens of the run (the schedule's whole).
+            seed: with `worker`, the key of the random numbers that dropout draws. The caller's random state is never touched.
+            precision: "bf16" runs forward and backward under autocast; parameters and optimizer state keep their dtype.
+            pace_s: seconds that an inner step shall take at least: a faster one sleeps, and that counts as compute.
+
+        Raises:
+            BadInput: a device or precision that is not there, a sequence longer than the model's positions, a bad pace.
+        """
+        self.device = device_named(device)
+        check_precision(precision, self.device)
+        if pace_s is not None and not 0 < pace_s < float("inf"):
+            raise BadInput(f"pace_s is {pace_s}; expected a positive number of seconds per inner step, or none")
+        longest = longest_sequence(model)
+        if longest is not None and batches.sequence > longest:
+            raise BadInput(
+                f"sequences of {batches.sequence} tokens exceed the model's {longest} positions: shorten them or enlarge the model"
+            )
+        self.model = model.to(self.device)
+        self.inner, self.schedule, self.total_tokens = inner, schedule, total_tokens
+        self.batches, self.precision, self.pace_s = batches, precision, pace_s
+        self._params = parameters_of(self.model)
+        for p in self._params.values():
+            if not p.is_contiguous():
+                p.data = p.data.contiguous()
+        self._live: Tree = {name: p.detach() for name, p in self._params.items()}
+        self._optimizer = inner.build(self._params, by_row(self.model))
+        self.cursor = 0
+        """Sequences consumed since the start of the run."""
+        self.steps = 0
+        """Optimizer steps taken."""
+        key = int(words(1, seed, Stream.INIT, 1, worker)[0] >> 1)
+        self._rng = torch.Generator().manual_seed(key).get_state()
+        self._cuda_rng = torch.Generator(self.device).manual_seed(key).get_state() if self.device.type == "cuda" else None
+
+    def compute(self, work: Work) -> Done:
+        """Takes the steps of `work`. `steps` and `apply` give the parameters, `grad` the mean gradient of one batch, not clipped."""
+        self.model.train()
+        with self._own_randomness():
+            if work.kind == "apply":
+                return self._apply(work)
+            if work.kind == "grad":
+                return self._grad(work)
+            return self._steps(work)
+
+    def load(self, tree: Tree, reset_inner: bool = False) -> None:
+        """Sets the parameters named in `tree`, cast to their dtype.
+
+        Raises:
+            RunFailed: a name or a shape that the model does not have.
+        """
+        for name, value in tree.items():
+            live = self._live.get(name)
+            if live is None or live.shape != value.shape:
+                has = "no such parameter" if live is None else f"shape {tuple(live.shape)}"
+                raise RunFailed(f"a tree with {name!r} of shape {tuple(value.shape)} came for a model with {has}: the models differ")
+            live.copy_(value)
+        if reset_inner:
+            self._optimizer.state.clear()
+
+    def state(self) -> dict[str, Any]:
+        """Copies: "<optimizer state>/<parameter>", "buffer/<name>" (persistent buffers), random states, cursor and steps."""
+        out: dict[str, Any] = {"cursor": self.cursor, "steps": self.steps, _RNG: self._rng.clone()}
+        if self._cuda_rng is not None:
+            out[_CUDA_RNG] = self._cuda_rng.clone()
+        for name, p in self._params.items():
+            for key, value in self._optimizer.state.get(p, {}).items():
+                if value is not None:
+                    out[f"{key}/{name}"] = value.clone() if isinstance(value, Tensor) else value
+        return out | {f"buffer/{name}": b.clone() for name, b in self._buffers().items()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Takes back what `state` gave; what it does not name (moments before the first step) is forgotten.
+
+        Raises:
+            RunFailed: the state of another model.
+        """
+        self._optimizer.state.clear()
+        buffers = self._buffers()
+        for key, value in state.items():
+            slot, _, name = key.partition("/")
+            if not name:
+                continue
+            if slot == "buffer" and name in buffers:
+                buffers[name].copy_(value)
+            elif name in self._params:
+                self._optimizer.state[self._params[name]][slot] = self._placed(slot, value, self._params[name])
+            else:
+                raise RunFailed(f"the saved state names {name!r}, which this model does not have: resume with the configuration of the run")
+        self.cursor, self.steps = int(state["cursor"]), int(state["steps"])
+        self._rng = state[_RNG].clone()
+        if self._cuda_rng is not None and _CUDA_RNG in state:
+            self._cuda_rng = state[_CUDA_RNG].clone()
+
+    def _steps(self, work: Work) -> Done:
+        start = time.monotonic()
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        tokens = 0
+        for h in range(work.steps):
+            loss, n = self._backward(work.batch)
+            total += loss.double() * n
+            tokens += n
+            self._step(work.tokens0 + h * work.tokens_per_step)
+            self._sleep_until(start, h + 1)
+        return Done(dict(self._live), tokens, float(total))
+
+    def _grad(self, work: Work) -> Done:
+        start = time.monotonic()
+        loss, n = self._backward(work.batch)
+        # A parameter that the loss does not reach has gradient zero, not none: every worker sends every tensor.
+        grads = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in self._params.items()}
+        done = Done(grads, n, float(loss.double() * n))
+        self._sleep_until(start, 1)
+        return done
+
+    def _apply(self, work: Work) -> Done:
+        assert work.tree is not None
+        for name, p in self._params.items():
+            if p.grad is None:
+                p.grad = torch.empty_like(p)
+            p.grad.copy_(work.tree[name])  # a copy: clipping must not change what was agreed
+        self._step(work.tokens0)
+        return Done(dict(self._live), 0, 0.0)
+
+    def _backward(self, count: int) -> tuple[Tensor, int]:
+        """Zeroes the gradients and forms those of the mean loss of the next `count` sequences. Returns (mean loss in nats, tokens)."""
+        batch = self.batches.batch(self.cursor, count)
+        self.cursor += count
+        for p in self._params.values():
+            p.grad = None
+        loss = mean_loss(self.model, to_device(batch, self.device), self.precision)
+        cast(Any, loss).backward()
+        return loss.detach(), count * (batch.shape[1] - 1)
+
+    def _step(self, tokens: float) -> None:
+        set_lr(self._optimizer, self.schedule.factor(tokens, self.total_tokens))
+        if self.inner.clip is not None:
+            clip_([p.grad for p in self._params.values() if p.grad is not None], self.inner.clip)
+        self._optimizer.step()
+        self.steps += 1
+
+    def _sleep_until(self, start: float, steps: int) -> None:
+        if self.pace_s is None:
+            return
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        time.sleep(max(0.0, start + steps * self.pace_s - time.monotonic()))
+
+    def _buffers(self) -> dict[str, Tensor]:
+        kept = self.model.state_dict(keep_vars=True).keys()
+        return {name: b for name, b in self.model.named_buffers() if name in kept}
+
+    def _placed(self, slot: str, value: Any, p: Tensor) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        # torch keeps AdamW's step count on the CPU unless the optimizer is fused.
+        fused = any(group.get("fused") for group in self._optimizer.param_groups)
+        return value.clone() if slot == "step" and not fused else value.to(p.device, copy=True)
+
+    @contextmanager
+    def _own_randomness(self) -> Iterator[None]:
+        """Dropout draws from this worker's own sequence, so that workers in one process do not disturb each other or the caller."""
+        cuda = self._cuda_rng is not None
+        with torch.random.fork_rng(devices=[self.device] if cuda else []):
+            torch.set_rng_state(self._rng)
+            if self._cuda_rng is not None:
+                torch.cuda.set_rng_state(self._cuda_rng, self.device)
+            yield
+            self._rng = torch.get_rng_state()
+            if cuda:
+                self._cuda_rng = torch.cuda.get_rng_state(self.device)
+
+
+def mean_loss(model: nn.Module, batch: Tensor, precision: Precision = "fp32", reduction: str = "mean") -> Tensor:
+    """Cross-entropy in nats of the next token. `batch`: int64 [B, L + 1] on the model's device."""
+    inputs, targets = batch[:, :-1].contiguous(), batch[:, 1:].reshape(-1)
+    if precision == "bf16":
+        with torch.autocast(batch.device.type, torch.bfloat16):
+            logits = model(input_ids=inputs, use_cache=False).logits
+    else:
+        logits = model(input_ids=inputs, use_cache=False).logits
+    return F.cross_entropy(logits.view(-1, logits.shape[-1]).float(), targets, reduction=reduction)
+
+
+def to_device(batch: Tensor, device: torch.device) -> Tensor:
+    """A host batch on `device`, without waiting for the copy."""
+    if device.type == "cuda":
+        return batch.pin_memory().to(device, non_blocking=True)
+    return batch.to(device)
+
+
+def device_named(device: str | torch.device) -> torch.device:
+    """The torch device of that name; "auto" takes an accelerator where there is one.
+
+    Raises:
+        BadInput: not a device, or not on this machine.
+    """
+    if device == "auto":
+        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise BadInput(f"device {str(device)!r} is not one that torch knows; expected 'auto', 'cpu', 'cuda' or 'cuda:0'") from error
+    if found.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (found.index or 0) >= count:
+            raise BadInput(f"device {str(device)!r} is not on this machine, which has {count} CUDA devices: use 'cpu' or 'auto'")
+        return torch.device("cuda", torch.cuda.current_device() if found.index is None else found.index)
+    return found
+
+
+def check_precision(precision: str, device: torch.device) -> None:
+    """Refuses what `device` cannot do.
+
+    Raises:
+        BadInput: an unknown precision, or bf16 on a device without it.
+    """
+    if precision not in ("fp32", "bf16"):
+        raise BadInput(f"precision is {precision!r}; expected 'fp32' or 'bf16'")
+    if precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
+        raise BadInput(f"{torch.cuda.get_device_name(device)} has no bfloat16: use precision 'fp32'")

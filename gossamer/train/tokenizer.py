@@ -1,0 +1,132 @@
+"""Tokenizers: byte-level BPE trained on the corpus itself, plain bytes, or a tokenizer.json of yours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gossamer.core.errors import BadInput
+
+END = "<|endoftext|>"
+"""Stands after each document."""
+SAMPLE_BYTES = 4_000_000
+"""BPE learns its merges from so much text, taken evenly from all documents: seconds, whatever the size of the corpus."""
+_BATCH = 64
+
+
+class Tokenizer(Protocol):
+    """Text to token ids."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids are 0 to vocab_size - 1."""
+
+    @property
+    def eos(self) -> int:
+        """The id that stands after each document."""
+
+    def encode(self, texts: Iterable[str]) -> Iterator[NDArray[np.int64]]:
+        """The ids of each text, without `eos`."""
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """One id a UTF-8 byte, and 256 for the end of a document."""
+
+    vocab_size: int = 257
+    eos: int = 256
+
+    def encode(self, texts: Iterable[str]) -> Iterator[NDArray[np.int64]]:
+        """See :class:`Tokenizer`.
+
+        >>> [ids.tolist() for ids in Bytes().encode(["hé"])]
+        [[104, 195, 169]]
+        """
+        for text in texts:
+            yield np.frombuffer(text.encode("utf-8"), np.uint8).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A tokenizer of the `tokenizers` library."""
+
+    inner: Any
+    eos: int
+
+    @property
+    def vocab_size(self) -> int:
+        """Including special tokens."""
+        return int(self.inner.get_vocab_size())
+
+    def encode(self, texts: Iterable[str]) -> Iterator[NDArray[np.int64]]:
+        """See :class:`Tokenizer`."""
+        texts = iter(texts)
+        while batch := list(islice(texts, _BATCH)):
+            for encoding in self.inner.encode_batch(batch, add_special_tokens=False):
+                yield np.asarray(encoding.ids, np.int64)
+
+
+def train_bpe(texts: Iterable[str], total_bytes: int, vocab_size: int) -> Trained:
+    """Learns a byte-level BPE of at most `vocab_size` ids; every string can be encoded.
+
+    Args:
+        total_bytes: about how much text `texts` holds, to thin it evenly to `SAMPLE_BYTES`.
+
+    Raises:
+        BadInput: a vocabulary smaller than the 256 bytes and the end mark.
+    """
+    if vocab_size < 257:
+        raise BadInput(f"tokenizer vocabulary {vocab_size} is too small for bytes: expected at least 257 (or tokenizer 'bytes')")
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    backend.train_from_iterator(_thinned(texts, total_bytes), trainer=trainer)
+    eos = backend.token_to_id(END)
+    assert eos is not None
+    return Trained(backend, eos)
+
+
+def read(path: Path) -> Trained:
+    """A tokenizer.json, with the end mark it has: <|endoftext|>, </s>, <|end_of_text|> or <eos>.
+
+    Raises:
+        BadInput: no such file, not a tokenizer, or no end mark.
+    """
+    from tokenizers import Tokenizer as Backend
+
+    if not path.is_file():
+        raise BadInput(f"tokenizer {str(path)!r} is neither 'bpe' nor 'bytes' nor a tokenizer.json that exists")
+    try:
+        backend = Backend.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception
+        raise BadInput(f"{path} is not a tokenizer that the tokenizers library can read: {error}") from error
+    for mark in (END, "</s>", "<|end_of_text|>", "<eos>"):
+        if (eos := backend.token_to_id(mark)) is not None:
+            return Trained(backend, int(eos))
+    raise BadInput(f"{path} has no end-of-text token; expected {END}, </s>, <|end_of_text|> or <eos> in its vocabulary")
+
+
+def _thinned(texts: Iterable[str], total_bytes: int) -> Iterator[str]:
+    """Every document's share of the sample from its own start, cut at a line: all kinds of text are seen."""
+    share = min(1.0, SAMPLE_BYTES / max(1, total_bytes))
+    for text in texts:
+        if share == 1.0:
+            yield text
+        else:
+            keep = int(len(text) * share)
+            yield text[: max(keep, text.find("\n", keep) + 1)]

@@ -1,0 +1,154 @@
+"""The command line: exit codes, messages without tracebacks, and progress in and outside a terminal."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gossamer import BadInput, RunFailed, __version__, cli
+from gossamer.app.progress import Progress
+
+COMMANDS = ("train", "simulate", "compare", "plan", "report", "trace", "demo")
+
+
+class Commands:
+    """Stands for gossamer.app.commands: notes the call, or raises."""
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+        self._error = error
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*args: Any, **kwargs: Any) -> None:
+            self.calls.append((name, args, kwargs))
+            if self._error:
+                raise self._error
+
+        return call
+
+
+def replace_commands(monkeypatch: pytest.MonkeyPatch, error: BaseException | None = None) -> Commands:
+    stand_in = Commands(error)
+    monkeypatch.setitem(sys.modules, "gossamer.app.commands", stand_in)  # type: ignore[arg-type]
+    import gossamer.app
+
+    monkeypatch.setattr(gossamer.app, "commands", stand_in, raising=False)
+    return stand_in
+
+
+def test_arguments_reach_the_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = replace_commands(monkeypatch)
+    assert cli.main(["train", "a.toml", "b.toml", "--set", "seed=1", "--set", "plan.steps=2", "--workers", "3", "--out", "runs/x"]) == 0
+    assert cli.main(["simulate"]) == 0
+    assert cli.main(["simulate", "a.toml", "--timing-only", "--resume", "runs/x"]) == 0
+    assert cli.main(["compare", "a.toml", "b.toml", "--out", "runs/y"]) == 0
+    assert cli.main(["plan", "a.toml"]) == 0
+    assert cli.main(["report", "runs/x", "runs/y"]) == 0
+    assert cli.main(["trace", "runs/x", "--to", "trace.json"]) == 0
+    assert cli.main(["demo"]) == 0
+    a, b, x, y = Path("a.toml"), Path("b.toml"), Path("runs/x"), Path("runs/y")
+    assert commands.calls == [
+        ("train", ([a, b], ["seed=1", "plan.steps=2"]), {"workers": 3, "resume": None, "out": x}),
+        ("simulate", ([], []), {"resume": None, "out": None, "timing_only": False}),
+        ("simulate", ([a], []), {"resume": x, "out": None, "timing_only": True}),
+        ("compare", ([a, b], []), {"out": y}),
+        ("plan", ([a], []), {}),
+        ("report", ([x, y],), {"out": None}),
+        ("trace", (x,), {"to": Path("trace.json")}),
+        ("demo", (), {"out": None}),
+    ]
+
+
+@pytest.mark.parametrize(
+    "error, code, message",
+    [
+        (BadInput("plan.steps = 0: expected more"), 2, "gossamer: plan.steps = 0: expected more\n"),
+        (RunFailed("worker 3 died"), 1, "gossamer: worker 3 died\n"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_errors_become_exit_codes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: BaseException, code: int, message: str
+) -> None:
+    replace_commands(monkeypatch, error)
+    monkeypatch.delenv("GOSSAMER_DEBUG", raising=False)
+    assert cli.main(["simulate"]) == code
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", message)
+
+
+def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    replace_commands(monkeypatch, BadInput("no"))
+    monkeypatch.setenv("GOSSAMER_DEBUG", "1")
+    with pytest.raises(BadInput):
+        cli.main(["simulate"])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["simulat"], ["train", "--workers", "0"], ["compare", "--out", "x"], ["compare", "a.toml"], ["trace", "x"], ["plan", "--st", "a=1"]],
+)
+def test_wrong_usage_is_exit_code_2(arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    commands = replace_commands(monkeypatch)
+    assert cli.main(arguments) == 2
+    assert "Traceback" not in capsys.readouterr().err
+    assert commands.calls == []
+
+
+def test_help_and_version_as_a_module() -> None:
+    environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": "100"}
+    run = lambda *a: subprocess.run([sys.executable, "-m", "gossamer", *a], capture_output=True, text=True, env=environment)  # noqa: E731
+    assert run("--version").stdout == f"gossamer {__version__}\n"
+    helped = run("--help")
+    assert helped.returncode == 0
+    assert all(f" {command} " in helped.stdout for command in COMMANDS)
+    refused = run("nothing")
+    assert refused.returncode == 2
+    assert "Traceback" not in refused.stderr
+
+
+# Progress
+
+
+def lines(rounds: int, first: int = 0, quiet: bool = False) -> list[str]:
+    out, clock = io.StringIO(), iter(float(i) for i in range(10_000))
+    with Progress(rounds, "run", quiet=quiet, first_round=first, file=out, now_s=lambda: next(clock)) as progress:
+        for r in range(first + 1, rounds + 1):
+            progress.update(round=r, tokens=1000 * r, loss=2.0, extra="virtual clock 1 s")
+    return out.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("rounds", [1, 7, 20, 1000])
+def test_a_log_gets_about_ten_lines_and_the_last_round(rounds: int) -> None:
+    said = lines(rounds)
+    assert len(said) == 1 + min(rounds, 10)
+    assert said[0] == f"run: {rounds} rounds"
+    assert said[-1].startswith(f"run: round {rounds}/{rounds}, loss 2.000, ")
+    assert "virtual clock 1 s" in said[-1]
+    assert "left" not in said[-1]
+
+
+def test_speed_and_time_left_count_from_the_start_of_this_process() -> None:
+    # One tick of the clock a printed status: at the first, 1 s for 1 round of 1000 tokens.
+    assert lines(10)[1] == "run: round 1/10, loss 2.000, 1k tokens/s, virtual clock 1 s, 9.0 s left"
+    assert len(lines(20, first=18)) == 1 + 1
+    assert lines(5, quiet=True) == []
+
+
+def test_a_terminal_gets_one_live_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", "xterm")
+    out = Terminal()
+    with Progress(2, "a [b] run", file=out) as progress:
+        progress.update(round=2, tokens=10, loss=None)
+    assert "a [b] run" in out.getvalue()
+    assert "round 2/2" in out.getvalue()

@@ -1,0 +1,194 @@
+"""Checkpoints: bits survive, damage is noticed and passed over, and what is old goes only when the new is whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import os
+import shutil
+
+import pytest
+import torch
+
+from gossamer.core.errors import BadInput, RunFailed
+from gossamer.train import checkpoint as K
+from gossamer.worker.packet import HEADER_BYTES, Header, Packet, blank, seal
+from gossamer.worker.state import Pending, State
+
+
+def tree(seed, dtype=torch.float32):
+    g = torch.Generator().manual_seed(seed)
+    # out of alphabetical order, with a scalar, an empty and a slashed name
+    return {k: torch.randn(s, generator=g).to(dtype) for k, s in (("w", (3, 5)), ("b/c", (4,)), ("a", ()), ("none", (0, 2)))}
+
+
+def packet(round, slice):
+    data = blank(10)
+    data[HEADER_BYTES:] = torch.arange(10, dtype=torch.uint8) + slice
+    return seal(data, Header(2**63 + 1, round, 4, 1, 3, 1, 2**64 - 1, 9, 12345, 1))
+
+
+def full_state(round=12):
+    x = tree(0)
+    own = {0: packet(round, 0), 3: packet(round, 3)}
+    return State(x, round, 10**13 + 1, {"momentum": tree(1), "z": tree(2)}, tree(3), Pending(round, own, x, 77), [0.1, math.inf])
+
+
+BODY = {
+    "cursor": 2**40,
+    "exp_avg/w": tree(4, torch.bfloat16)["w"],
+    "step/w": torch.tensor(3.0),
+    "ratio": 0.1,
+    "rng": torch.get_rng_state(),
+    "on": True,
+}
+
+
+def same(a, b):
+    if isinstance(a, torch.Tensor):
+        return isinstance(b, torch.Tensor) and a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+    if isinstance(a, Packet):
+        return a[:2] == b[:2] and same(a.data, b.data)
+    if dataclasses.is_dataclass(a):
+        return type(a) is type(b) and same(vars(a), vars(b))
+    if isinstance(a, dict):
+        return isinstance(b, dict) and list(a) == list(b) and all(same(a[k], b[k]) for k in a)
+    return type(a) is type(b) and a == b
+
+
+def write(folder, round, workers=(0, 1), keep=None):
+    parts = {w: K.write_part(folder, round, w, full_state(round), BODY) for w in workers}
+    K.close(folder, round, tokens=round * 100, parts=parts, keep=keep)
+    return parts
+
+
+def files_of(folder):
+    return sorted(p.name for p in folder.rglob("*") if p.is_file())
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        full_state(),
+        State(tree(1)),
+        State({}, residual={}, outer={"m": {}}),
+        dataclasses.replace(full_state(), residual=None, pending=Pending(1, {0: Packet(packet(1, 0).header, 999, None)}, tree(5), 1)),
+    ],
+    ids=["all", "first", "empty", "timing-only"],
+)
+def test_bits_survive(tmp_path, state):
+    extra = {"seed": 3, "names": ["a", "b"], "loss": 0.1 + 0.2}
+    sha = K.write_part(tmp_path, 12, 5, state, BODY, extra)
+    K.close(tmp_path, 12, 34, {5: sha}, extra={"method": "diloco"})
+    part = K.read_part(tmp_path, 12, 5)
+    assert same(part.state, state) and same(part.body, BODY) and part.extra == extra
+    assert K.read_manifest(tmp_path, 12) == K.Manifest(12, 34, {5: sha}, {"method": "diloco"})
+    assert files_of(tmp_path) == ["manifest.json", "worker-5.safetensors"]  # no scratch is left
+
+
+def test_every_field_of_the_state_is_saved():
+    # A new field must be added to the checkpoint, and to full_state above.
+    default = State({})
+    assert all(not same(getattr(full_state(), f.name), getattr(default, f.name)) for f in dataclasses.fields(State))
+    assert [f.name for f in dataclasses.fields(Pending)] == ["round", "own", "y", "tokens"]
+
+
+def test_same_state_same_bytes(tmp_path):
+    assert write(tmp_path / "a", 1) == write(tmp_path / "b", 1)
+
+
+def test_views_and_shared_memory(tmp_path):
+    base = torch.arange(12.0)
+    state = State({"a": base[:6].view(2, 3), "b": base[6:], "c": base.view(3, 4).t()}, outer={"m": {"a": base}})
+    K.close(tmp_path, 1, 0, {0: K.write_part(tmp_path, 1, 0, state, {})})
+    assert same(K.read_part(tmp_path, 1, 0).state, state)
+
+
+def test_only_closed_rounds_count(tmp_path):
+    assert K.latest(tmp_path / "none") is None
+    K.write_part(tmp_path, 3, 0, full_state(3), BODY)
+    assert K.latest(tmp_path) is None
+    with pytest.raises(RunFailed, match="no whole checkpoint of round 3"):
+        K.read_part(tmp_path, 3, 0)
+    with pytest.raises(RunFailed, match="lacks the part of worker 1"):
+        K.close(tmp_path, 3, 0, {0: "", 1: ""})
+    assert K.latest(tmp_path) is None
+    write(tmp_path, 2)
+    assert K.latest(tmp_path) == 2
+    write(tmp_path, 1_000_000)
+    assert K.latest(tmp_path) == 1_000_000
+    with pytest.raises(RunFailed, match="not worker 7"):
+        K.read_part(tmp_path, 2, 7)
+
+
+def _truncate(path):
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def _flip(path):
+    raw = bytearray(path.read_bytes())
+    raw[-3] ^= 1
+    path.write_bytes(raw)
+
+
+@pytest.mark.parametrize("damage", [_truncate, _flip, lambda p: p.unlink(), lambda p: p.write_bytes(b"")])
+@pytest.mark.parametrize("file", ["worker-1.safetensors", "manifest.json"])
+def test_damage_falls_back_and_says_so(tmp_path, caplog, damage, file):
+    write(tmp_path, 4)
+    write(tmp_path, 5)
+    assert K.latest(tmp_path) == 5
+    damage(K.round_folder(tmp_path, 5) / file)
+    with caplog.at_level(logging.WARNING):
+        assert K.latest(tmp_path) == 4
+    if (K.round_folder(tmp_path, 5) / "manifest.json").exists():
+        assert "round 5 is passed over" in caplog.text and file in caplog.text
+    with pytest.raises(RunFailed):
+        K.read_part(tmp_path, 5, 1)
+    assert same(K.read_part(tmp_path, 4, 1).state, full_state(4))
+
+
+def test_a_write_that_fails_leaves_the_old_part_and_no_scratch(tmp_path, monkeypatch):
+    parts = write(tmp_path, 4)
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as m:
+        m.setattr(os, "fsync", full)
+        with pytest.raises(RunFailed, match="No space left"):
+            K.write_part(tmp_path, 4, 0, State(tree(9)), {})
+        with pytest.raises(RunFailed, match="No space left"):
+            K.close(tmp_path, 4, 0, parts)
+    assert K.latest(tmp_path) == 4 and K.read_manifest(tmp_path, 4).tokens == 400
+    assert files_of(tmp_path) == ["manifest.json", "worker-0.safetensors", "worker-1.safetensors"]
+
+
+def test_a_round_written_again_counts_once_closed_again(tmp_path, caplog):
+    write(tmp_path, 4)
+    write(tmp_path, 5)
+    sha = K.write_part(tmp_path, 5, 0, State(tree(9)), BODY)  # a run that fell back passes round 5 once more
+    assert K.latest(tmp_path) == 4
+    K.close(tmp_path, 5, 500, {0: sha})
+    assert K.latest(tmp_path) == 5 and "passed over" in caplog.text
+
+
+def test_old_rounds_go_only_when_the_new_one_is_whole(tmp_path):
+    for round in (1, 2, 3):
+        write(tmp_path, round, keep=2)
+    folders = lambda: sorted(p.name for p in tmp_path.iterdir())  # noqa: E731
+    assert folders() == ["round-000002", "round-000003"]
+    K.write_part(tmp_path, 4, 0, full_state(), BODY)  # open rounds: nothing goes, and they stay
+    K.write_part(tmp_path, 5, 0, full_state(), BODY)
+    assert folders() == [f"round-00000{r}" for r in (2, 3, 4, 5)]
+    write(tmp_path, 4, keep=2)
+    assert folders() == [f"round-00000{r}" for r in (3, 4, 5)]
+    with pytest.raises(BadInput, match="at least 1"):
+        K.close(tmp_path, 4, 0, {}, keep=0)
+
+
+def test_a_half_deleted_round_does_not_count(tmp_path, monkeypatch):
+    write(tmp_path, 1)
+    monkeypatch.setattr(shutil, "rmtree", lambda *a, **k: None)  # the process dies before the folder is gone
+    write(tmp_path, 2, keep=1)
+    assert K._closed(tmp_path) == [2]
