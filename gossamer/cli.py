@@ -152,6 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"gossamer: {error}", file=sys.stderr)
         return 2 if isinstance(error, BadInput) else 1
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stopped:
+        print(f"gossamer: {stopped or 'interrupted'}", file=sys.stderr)
         return 130
     return 0

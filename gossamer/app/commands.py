@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from gossamer.app.config import load
 from gossamer.app.folder import RunFolder, check_new, default_path
 from gossamer.app.job import Job, resolve
 from gossamer.core.errors import BadInput
+from gossamer.net.group import STORE_ENV
 
 
 def _console() -> Console:
@@ -19,13 +21,17 @@ def _console() -> Console:
     return found if found.is_terminal else Console(highlight=False, soft_wrap=True, width=140)
 
 
-def _resumed(run: Path, configs: Sequence[Path], sets: Sequence[str]) -> tuple[RunFolder, Job]:
-    """A run folder and its job: the configuration is the folder's own."""
+def _resumed(run: Path, configs: Sequence[Path], sets: Sequence[str], command: str, world: str) -> tuple[RunFolder, Job]:
+    """A run folder and its job: the configuration is the folder's own, and so is the world."""
     if configs:
         raise BadInput(f"--resume {run} goes on with the configuration in that folder: leave CONFIG out")
     folder = RunFolder.existing(run)
     if sets:
         raise BadInput(f"--resume {run} goes on with the configuration in that folder: leave --set out")
+    began = folder.facts()["world"]
+    if began != world:
+        other = "simulate" if began == "sim" else "train"
+        raise BadInput(f"the run in {run} was begun by gossamer {other}, whose clock it keeps: resume it with that, not with {command}")
     return folder, resolve(load([run / "config.toml"]))
 
 
@@ -40,6 +46,7 @@ def _new(configs: Sequence[Path], sets: Sequence[str], out: Path | None) -> tupl
 def simulate(configs: Sequence[Path], sets: Sequence[str], *, resume: Path | None, out: Path | None, timing_only: bool) -> None:
     """`gossamer simulate`."""
     from gossamer.app import simulate as world
+    from gossamer.app.plan import show
     from gossamer.app.timing import time_only
     from gossamer.report import read, table
 
@@ -47,23 +54,16 @@ def simulate(configs: Sequence[Path], sets: Sequence[str], *, resume: Path | Non
         job = resolve(load(configs, sets))
         if resume or out:
             raise BadInput("--timing-only trains nothing and keeps no run folder: leave --out and --resume out")
-        summary, result = time_only(job)
-        _print_timing(job, summary, result.events)
+        show(job, _console(), time_only(job), job.method.rounds)
         return
     if resume:
-        folder, job = _resumed(resume, configs, sets)
+        folder, job = _resumed(resume, configs, sets, "simulate", "sim")
         world.simulate(job, resume=folder)
     else:
         path, job = _new(configs, sets, out)
         folder = world.simulate(job, path)
     _finish(folder.path)
     _console().print(table.as_text([read.Run.load(folder.path)]), markup=False)
-
-
-def _print_timing(job: Job, summary: dict[str, object], events: int) -> None:
-    from gossamer.app.plan import show
-
-    show(job, _console())
 
 
 def report(runs: Sequence[Path], *, out: Path | None) -> None:
@@ -83,9 +83,10 @@ def trace(run: Path, *, to: Path) -> None:
 
 def plan(configs: Sequence[Path], sets: Sequence[str]) -> None:
     """`gossamer plan`."""
-    from gossamer.app.plan import show
+    from gossamer.app.plan import predict, show
 
-    show(resolve(load(configs, sets)), _console())
+    job = resolve(load(configs, sets))
+    show(job, _console(), *predict(job))
 
 
 def compare(configs: Sequence[Path], sets: Sequence[str], *, out: Path) -> None:
@@ -119,14 +120,16 @@ def train(configs: Sequence[Path], sets: Sequence[str], *, workers: int | None, 
         _one_worker(configs, sets, resume, out)
         return
     if resume:
-        _, job = _resumed(resume, configs, sets)
+        _, job = _resumed(resume, configs, sets, "train", "net")
         path = resume
     else:
         path, job = _new(configs, [*sets, *_fitted(workers, configs, sets)], out)
     if workers is None and job.n > 1:
         raise BadInput(f"fleet {job.fleet.name} has {job.n} workers: start them here with --workers {job.n}, or one by one under torchrun")
     if workers is not None and workers != job.n:
-        raise BadInput(f"--workers {workers} does not fit fleet {job.fleet.name}, which has {job.n}: use --workers {job.n}, or another fleet")
+        raise BadInput(
+            f"--workers {workers} does not fit fleet {job.fleet.name}, which has {job.n}: use --workers {job.n}, or another fleet"
+        )
     folder = world.launch_local(job, path, resume=resume is not None)
     _finish(folder)
     _console().print(table.as_text([read.Run.load(folder)]), markup=False)
@@ -139,18 +142,23 @@ def _fitted(workers: int | None, configs: Sequence[Path], sets: Sequence[str]) -
 
 
 def _one_worker(configs: Sequence[Path], sets: Sequence[str], resume: Path | None, out: Path | None) -> None:
-    """This process is one worker; worker 0 writes the report when all is done."""
+    """This process is one worker of a run that our launcher (which writes the report) or torchrun has started."""
     from gossamer.app import train as world
 
     if resume:
-        _, job = _resumed(resume, configs, sets)
-        world.work(job, resume, resume=True)
+        _, job = _resumed(resume, configs, sets, "train", "net")
+        _report_of_worker_0(world.work(job, resume, resume=True))
         return
     job = resolve(load(configs, sets))
     path = out or (Path(job.config.run.out) if job.config.run.out else None)
     if path is None:
         raise BadInput("under torchrun all workers need one run folder: give --out FOLDER, on storage that all machines share")
-    world.work(job, path)
+    _report_of_worker_0(world.work(job, path))
+
+
+def _report_of_worker_0(folder: Path) -> None:
+    if os.environ.get("RANK") == "0" and STORE_ENV not in os.environ and (folder / "summary.json").is_file():
+        _finish(folder)
 
 
 def demo(*, out: Path | None) -> None:

@@ -17,13 +17,13 @@ from gossamer.core.errors import RunFailed
 from gossamer.report import page, read, table
 
 BASE: dict[str, Any] = {
-    "plan": {"steps": 20, "batch": 8, "sequence": 128},
+    "plan": {"steps": 16, "batch": 8, "sequence": 128},
     "model": {"preset": "tiny"},
     "data": {"limit_mb": 8.0},
     "fleet": {"name": "azure-4"},
     "clock": {"charge_as": "llama-150m", "charge_tokens": 65_536, "pace_s": 0.06},
     "eval": {"sequences": 64, "target_perplexity": 150.0},
-    "run": {"rounds": 12},
+    "run": {"rounds": 10},
 }
 """What all runs of the demonstration share."""
 

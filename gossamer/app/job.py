@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -98,8 +99,11 @@ class Job:
 
     @property
     def device(self) -> torch.device:
-        """Where the models of this process are."""
-        return device_named(self.config.run.device)
+        """Where the models of this process are: on the GPU of its local rank, where it is one of several processes of a machine."""
+        found = device_named(self.config.run.device)
+        if found.type == "cuda" and "LOCAL_RANK" in os.environ:
+            return torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+        return found
 
     @property
     def precision(self) -> Precision:

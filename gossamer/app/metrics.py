@@ -29,9 +29,10 @@ def evaluation(round: int, worker: int | str, tokens: int, time_s: float, loss: 
     return record if distance is None else record | {"consensus_distance": distance}
 
 
-def facts_of(job: Job, corpus: Corpus) -> dict[str, Any]:
+def facts_of(job: Job, corpus: Corpus, world: str) -> dict[str, Any]:
     """What a run depends on and its configuration does not say."""
     return {
+        "world": world,
         "gossamer": gossamer.__version__,
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -10,8 +10,10 @@ from __future__ import annotations
 import importlib
 import inspect
 import math
+import sys
 import types
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from gossamer.app.wording import describe, nearest, show
@@ -34,6 +36,8 @@ def find_recipe(name: str) -> Callable[..., Any]:
         near = nearest(name, recipes)
         hint = f'; did you mean "{near}"?' if near else "."
         raise BadInput(f'method.name = "{name}" is not a method{hint} Known: {", ".join(recipes)}')
+    if (here := str(Path.cwd())) not in sys.path:  # the `gossamer` script, unlike `python -m`, does not look in the current folder
+        sys.path.append(here)
     try:
         recipe = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from rich import box
 from rich.console import Console
@@ -14,17 +16,23 @@ from gossamer.core.consensus import exact, rate, rounds_to
 from gossamer.core.exchange import Gather
 from gossamer.core.outer import Gossip
 from gossamer.core.tree import numel
+from gossamer.sim.driver import SimResult
 from gossamer.worker.packet import HEADER_BYTES
 
 _ROUNDS = 3
 _SHOWN = 24
 
 
-def show(job: Job, console: Console) -> None:
-    """Prints each worker's share of a round, and what it predicts for the run."""
+def predict(job: Job) -> tuple[tuple[dict[str, Any], SimResult], int]:
+    """A few rounds on the virtual clock, without noise; and how many."""
+    rounds = min(_ROUNDS, job.method.rounds)
+    return time_only(job, rounds=rounds, noise=False), rounds
+
+
+def show(job: Job, console: Console, timed: tuple[dict[str, Any], SimResult], rounds: int) -> None:
+    """Prints each worker's share of a round, as timed over `rounds` of them, and what it means for the run."""
     method, plan, n = job.method, job.method.plan, job.n
-    summary, result = time_only(job, rounds=min(_ROUNDS, method.rounds), noise=False)
-    rounds = min(_ROUNDS, method.rounds)
+    summary, result = timed
     title = f"{job.title}: a round on {job.fleet.name}" + (f"  (clock and bytes charged as {job.charged_as})" if job.charged_as else "")
     table = Table(title=title, box=box.SIMPLE, title_style="bold", title_justify="left", pad_edge=False)
     for name in ("worker", "site", "GPU"):

@@ -57,7 +57,7 @@ def simulate(job: Job, out: Path | None = None, resume: RunFolder | None = None,
             resume.cut(name, round0)
         folder = resume
     else:
-        folder = RunFolder.create(out or default_path(job.title), job.config, facts_of(job, corpus))
+        folder = RunFolder.create(out or default_path(job.title), job.config, facts_of(job, corpus, "sim"))
     bodies = [job.body(i, corpus) for i in range(job.n)]
     combine = MemoCombine()
     if parts:

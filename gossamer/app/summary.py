@@ -94,6 +94,6 @@ def summarise(
         "refused": refused,
         "consensus_distance": distance,
         "params_sha256": list(hashes),
-        "charged_as": job.charged_as,
-        "bytes_charge": job.bytes_charge,
+        "charged_as": None if world == "net" else job.charged_as,
+        "bytes_charge": 1.0 if world == "net" else job.bytes_charge,
     }

@@ -46,7 +46,7 @@ def launch_local(job: Job, out: Path, *, resume: bool = False) -> Path:
     """
     corpus = job.corpus()  # made once, before all workers ask for it
     if not resume:
-        RunFolder.create(out, job.config, facts_of(job, corpus))
+        RunFolder.create(out, job.config, facts_of(job, corpus, "net"))
     elif checkpoint.latest(out / "checkpoints") is None:
         raise BadInput(f"{out} has no whole checkpoint to go on from: start a new run with another --out")
     command = [sys.executable, "-m", "gossamer", "train", "--resume" if resume else "--out", str(out)]
@@ -84,7 +84,12 @@ def work(job: Job, out: Path, *, resume: bool = False) -> Path:
                 f"(--workers {job.n}, or torchrun --nproc-per-node), or use fleet.name = uniform-{group.n}"
             )
         group.all_equal(
-            {"configuration": job.run_id, "parameter layout": layout_hash(job.layout), "corpus": corpus.content_hash, "torch": torch.__version__}
+            {
+                "configuration": job.run_id,
+                "parameter layout": layout_hash(job.layout),
+                "corpus": corpus.content_hash,
+                "torch": torch.__version__,
+            }
         )
         folder = _folder(job, group, out, corpus, resume)
         round0 = (checkpoint.latest(folder.checkpoints) or 0) if resume else 0
@@ -100,10 +105,12 @@ def work(job: Job, out: Path, *, resume: bool = False) -> Path:
 def _folder(job: Job, group: Group, out: Path, corpus: Corpus, resume: bool) -> RunFolder:
     """The run folder, on storage that all workers share: made by worker 0 unless our launcher has made it."""
     if group.me == 0 and not resume and STORE_ENV not in os.environ:
-        RunFolder.create(out, job.config, facts_of(job, corpus))
+        RunFolder.create(out, job.config, facts_of(job, corpus, "net"))
     group.all_equal({"run folder": str(out) if STORE_ENV in os.environ else "made"})
     if not (out / "config.toml").is_file():
-        raise BadInput(f"worker {group.me} does not see the run folder {out} that worker 0 made: give --out on storage that all machines share")
+        raise BadInput(
+            f"worker {group.me} does not see the run folder {out} that worker 0 made: give --out on storage that all machines share"
+        )
     return RunFolder.existing(out)
 
 
@@ -222,5 +229,3 @@ class NetHooks:
 
     def span(self, worker: int, kind: TraceKind, start_s: float, end_s: float, round: int) -> None:
         self.mine.add("trace.jsonl", {"worker": worker, "kind": kind, "start_s": start_s, "end_s": end_s, "round": round + 1})
-
-

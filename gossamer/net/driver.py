@@ -109,7 +109,6 @@ class C10dWorld:
     def _answer(self, effect: Effect, body: Body) -> Reply:
         ledger, transport = self._ledger, self.group.transport
         if isinstance(effect, Compute):
-            ledger.settle()
             done = body.compute(effect.work)
             ledger.spend("compute")
             return done
@@ -166,13 +165,12 @@ class C10dWorld:
     def _cross(self, effect: Boundary, body: Body) -> Go | Stop:
         """Agrees on whether to stop here before the hooks are asked, so that they know the last boundary (`Group.last_round`)."""
         ledger, notes = self._ledger, self.group.notes
-        ledger.settle()
         ledger.flush()
         stop = notes.cross(effect.round)
         self.round = ledger.round = self.group.board.round = effect.round
         asked = Go() if self._hooks is None else self._hooks.boundary(self.group.me, effect.round, ledger.time_s, effect.state, body)
         if isinstance(asked, Stop) and not stop:
-            self.group.ask_stop()
+            notes.request_stop(0)
         ledger.pause()
         return Stop() if stop else Go()
 

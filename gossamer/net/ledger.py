@@ -12,23 +12,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from gossamer.worker.account import Account, Hooks, TraceKind, split_wait
 from gossamer.worker.effects import Addr
 
 KINDS: tuple[TraceKind, ...] = ("compute", "straggler_idle", "network_idle", "encode", "decode", "outer", "send")
-
-
-class _Wait(NamedTuple):
-    """A wait that is over, and whose READY notes have not all come: by a hair they can be later than the message itself."""
-
-    begin_s: float
-    end_s: float
-    last: Addr
-    origins: Sequence[Addr]
-    ready_round: int
-    round: int
 
 
 class Ledger:
@@ -60,7 +49,6 @@ class Ledger:
         self._seconds: dict[TraceKind, float] = dict.fromkeys(KINDS, 0.0)
         self._longest_s = 0.0
         self._open: tuple[TraceKind, float, float] | None = None  # a stretch of the trace that may still grow
-        self._waits: list[_Wait] = []
 
     @property
     def time_s(self) -> float:
@@ -80,7 +68,13 @@ class Ledger:
         self._mark_s = now_s
 
     def wait(self, arrivals_s: Mapping[Addr, float], carries: Mapping[Addr, Sequence[Addr]] | None, ready_round: int) -> None:
-        """The time since the last call was a wait for these messages, which arrived at these times of the monotonic clock."""
+        """The time since the last call was a wait for these messages, which arrived at these times of the monotonic clock.
+
+        A READY note has a connection of its own and can be later than the message by a hair. Where this worker has said READY for the
+        round itself, so have those whose data it has just got: a note of theirs that is not here is on its way, arrives after the wait,
+        and all of the wait is straggler idle. (To leave such a note out would turn all of the wait into network idle instead.) Before
+        that, nothing is known of them: they are left out.
+        """
         begin_s = self._mark_s
         last = min(arrivals_s, key=lambda j: (-arrivals_s[j], j), default=self.me)
         if not arrivals_s or arrivals_s[last] <= begin_s:
@@ -89,32 +83,22 @@ class Ledger:
         self._mark_s = end_s = time.monotonic()
         if end_s - begin_s > self._longest_s:
             self._longest_s, self.waited_for = end_s - begin_s, last
-        wait = _Wait(begin_s - self._zero_s, self.time_s, last, (last,) if carries is None else carries[last], ready_round, self.round)
-        self._waits.append(wait)
-        if set(wait.origins) <= set(self._ready_at(ready_round)):
-            self.settle()
+        ready_s = dict(self._ready_at(ready_round))
+        if self.me in ready_s:
+            for j in (last,) if carries is None else carries[last]:
+                ready_s.setdefault(j, end_s)
+        straggler_s, _ = split_wait(begin_s, {last: end_s}, carries, ready_s)
+        middle_s = min(begin_s + straggler_s, end_s)
+        self._book("straggler_idle", begin_s - self._zero_s, middle_s - self._zero_s)
+        self._book("network_idle", middle_s - self._zero_s, end_s - self._zero_s)
 
-    def settle(self) -> None:
-        """Splits the waits so far with the READY notes that have come by now; one that came after its message makes all of the wait
-        straggler idle, one that has not come yet is not known."""
-        waits, self._waits = self._waits, []
-        if waits:
-            self.flush()
-        for w in waits:
-            ready_s = {j: at_s - self._zero_s for j, at_s in self._ready_at(w.ready_round).items()}
-            straggler_s, network_s = split_wait(w.begin_s, {w.last: w.end_s}, {w.last: w.origins}, ready_s)
-            self._book("straggler_idle", w.begin_s, w.begin_s + straggler_s, w.round)
-            self._book("network_idle", w.end_s - network_s, w.end_s, w.round)
-
-    def _book(self, kind: TraceKind, begin_s: float, end_s: float, round: int | None = None) -> None:
+    def _book(self, kind: TraceKind, begin_s: float, end_s: float) -> None:
         if end_s <= begin_s:
             return
         self._seconds[kind] += end_s - begin_s
         if self._hooks is None:
             return
-        if round is not None:
-            self._hooks.span(self.me, kind, begin_s, end_s, round)
-        elif self._open is not None and self._open[0] == kind and self._open[2] == begin_s:
+        if self._open is not None and self._open[0] == kind and self._open[2] == begin_s:
             self._open = (kind, self._open[1], end_s)
         else:
             self.flush()
@@ -128,7 +112,6 @@ class Ledger:
 
     def record(self, record: Mapping[str, Any]) -> dict[str, Any]:
         """A note as it goes to the metrics: with worker and time, and for a round with where its seconds and bytes went."""
-        self.settle()
         full = {"worker": self.me, "time_s": self.time_s, **record}
         if record.get("kind") in ("round", "close"):
             full |= {f"{kind}_s": seconds for kind, seconds in self._seconds.items()}
@@ -150,7 +133,6 @@ class Ledger:
 
     def close(self) -> Account:
         """The account of the whole run."""
-        self.settle()
         self.flush()
         self._carry()
         return self.account

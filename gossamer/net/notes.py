@@ -81,6 +81,11 @@ class Notes:
         """Asks all workers to stop at one boundary. Safe in a signal handler: it takes no lock."""
         self._asked.put(signal)
 
+    def request_stop(self, signal: int) -> None:
+        """The same, at once: on return this worker has published. Not for signal handlers."""
+        with self.board.changed:
+            self._publish(signal)
+
     @property
     def last_round(self) -> int | None:
         """The boundary to stop at, when it is agreed."""
@@ -119,8 +124,7 @@ class Notes:
 
     def _await_request(self) -> None:
         while (signal := self._asked.get()) is not None:
-            with self.board.changed:
-                self._publish(signal)
+            self.request_stop(signal)
 
     # ---- leaving
 

@@ -18,11 +18,16 @@ from gossamer.core.topology import Complete
 from gossamer.recipes.setting import ADAMW, Setting
 
 CodecName = Literal["fp32", "fp16", "bf16", "int8", "sign", "topk"]
-ExchangeName = Literal["gather", "shard", "ring"]
+ExchangeName = Literal["auto", "gather", "shard", "ring"]
 MeanWeights = Literal["uniform", "tokens"]
 
 _CODECS: dict[str, Codec] = {"fp32": Fp32(), "fp16": Fp16(), "bf16": Bf16(), "int8": Int8(), "sign": Sign(), "topk": TopK()}
 _EXCHANGES: dict[str, Exchange] = {"gather": Gather(), "shard": Shard(), "ring": Ring()}
+
+
+def _exchange(name: ExchangeName, codec: Codec) -> Exchange:
+    """`auto` chooses only among routes of equal mathematics: shard where the codec is lossless, else gather."""
+    return _EXCHANGES[("gather" if codec.lossy else "shard") if name == "auto" else name]
 
 
 def diloco(
@@ -33,7 +38,7 @@ def diloco(
     nesterov: bool = True,
     weights: MeanWeights = "uniform",
     codec: CodecName = "fp32",
-    exchange: ExchangeName = "shard",
+    exchange: ExchangeName = "auto",
     overlap: float = 0.0,
 ) -> Method:
     """DiLoCo (Douillard et al. 2023, arXiv 2311.08105): D = sum_i w_i (x - y^i), then Nesterov on D.
@@ -48,19 +53,19 @@ def diloco(
         topology=Complete(setting.n),
         outer=OuterSGD(outer_lr, outer_momentum, nesterov),
         rounds=setting.rounds,
-        exchange=_EXCHANGES[exchange],
+        exchange=_exchange(exchange, _CODECS[codec]),
         codec=_CODECS[codec],
         weights=weights,
         cadence=Cadence(overlap),
     )
 
 
-def local_sgd(setting: Setting, *, weights: MeanWeights = "tokens", exchange: ExchangeName = "shard") -> Method:
+def local_sgd(setting: Setting, *, weights: MeanWeights = "tokens", exchange: ExchangeName = "auto") -> Method:
     """Local SGD, federated averaging (Stich 2019; McMahan et al. 2017): x <- sum_i w_i y^i."""
     return replace(diloco(setting, weights=weights, exchange=exchange), name="local_sgd", outer=Average())
 
 
-def ddp(setting: Setting, *, exchange: ExchangeName = "shard") -> Method:
+def ddp(setting: Setting, *, exchange: ExchangeName = "auto") -> Method:
     """Data parallelism: every step, the inner optimizer acts on the mean gradient, weighted by tokens. A round is one step; the
     setting's rounds times steps give the number of rounds."""
     base = diloco(setting.one_step("ddp"), weights="tokens", exchange=exchange)
@@ -77,7 +82,7 @@ def geomesh(
     magnitude: Literal["tensor", "row", "block"] = "tensor",
     embeddings: Literal["row", "same"] = "row",
     error_feedback: bool = False,
-    exchange: ExchangeName = "gather",
+    exchange: ExchangeName = "auto",
     overlap: float = 0.0,
 ) -> Method:
     """GeoMesh (Shin et al. 2026): B_i and H_i from a plan, Lion inside, and compressed sign synchronisation (CSS): worker i sends one bit

@@ -132,13 +132,18 @@ class Run:
 
     @property
     def bytes_sent(self) -> tuple[int, ...]:
-        """Packet bytes sent, per worker."""
-        return tuple(int(b) for b in self.summary["bytes_sent"])
+        """Packet bytes sent, per worker, as charged to the clock."""
+        return tuple(round(b * self.bytes_charge) for b in self.summary["bytes_sent"])
 
     @property
     def bytes_received(self) -> tuple[int, ...]:
         """Packet bytes received, per worker; empty when the summary does not say."""
-        return tuple(int(b) for b in self.summary.get("bytes_received") or ())
+        return tuple(round(b * self.bytes_charge) for b in self.summary.get("bytes_received") or ())
+
+    @property
+    def bytes_charge(self) -> float:
+        """Bytes on the clock per byte really sent: 1, unless a bigger model is charged."""
+        return self.number("bytes_charge") or 1.0
 
     @property
     def charged_as(self) -> str | None:

@@ -230,7 +230,7 @@ def bytes_by_round(run: Run) -> Chart | None:
     """Packet bytes sent in each round: the workers' mean, and their extremes as a band; None for a run that sent nothing."""
     groups: dict[int, list[int]] = defaultdict(list)
     for event in run.rounds:
-        groups[event.round].append(event.bytes_sent)
+        groups[event.round].append(round(event.bytes_sent * run.bytes_charge))
     if not any(b for sent in groups.values() for b in sent):
         return None
     numbers = sorted(groups)

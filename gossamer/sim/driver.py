@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import NamedTuple, Protocol, TypeAlias
 
 from gossamer.core.errors import BadInput, RunFailed
-from gossamer.sim.clock import EventQueue
+from gossamer.sim.clock import EventQueue, collector_off
 from gossamer.sim.deadlock import deadlock, in_words
 from gossamer.sim.mailbox import Flight, Message
 from gossamer.sim.worker import Worker
@@ -137,6 +137,7 @@ class Simulation:
         self._hooks = hooks
         self._charge = charge
         self._sequence = sequence
+        self._timing_only = bodies is None
         self._sent = 0  # messages so far: the key of the next
         self._ready_s: dict[int, dict[Addr, float]] = {}  # round -> worker -> when its compute of that round ended
         self._at_round: dict[int, int] = {}  # round -> workers that are in it
@@ -150,27 +151,12 @@ class Simulation:
             RunFailed: a program or a body raised, a message is not what was expected, or workers wait for each other (deadlock). The
                 message names the worker; the other programs are closed.
         """
-        queue, workers, finish, answer, arrive = self._queue, self._workers, self._network.finish, self._answer, self._arrive
-        push, pop = queue.push, queue.pop
-        events = 0
+        workers = self._workers
         try:
-            for worker in workers:
-                push(worker.now_s, ~worker.addr, 0)
-            while len(queue):
-                now_s, key, version = pop()
-                events += 1
-                if key < 0:
-                    worker = workers[~key]
-                    effect, worker.parked = worker.parked, None
-                    answer(worker, effect, None)
-                    continue
-                delivered, later = finish(now_s, key, version)
-                for event in later:
-                    push(*event)
-                if delivered:
-                    arrive(now_s, key)
+            with collector_off(self._timing_only):
+                events = self._loop()
             if not all(worker.finished for worker in workers):
-                raise RunFailed(deadlock(self._workers, queue.now_s))
+                raise RunFailed(deadlock(workers, self._queue.now_s))
         except BaseException:
             for worker in workers:
                 with suppress(Exception):  # the first failure is the one to report
@@ -180,6 +166,28 @@ class Simulation:
             worker.settle()
             worker.account.wall_s = worker.now_s - worker.start_s
         return SimResult([worker.final for worker in workers], [worker.account for worker in workers], events)
+
+    def _loop(self) -> int:
+        """Takes events until there are none. Returns how many there were."""
+        queue, workers, finish, answer, arrive = self._queue, self._workers, self._network.finish, self._answer, self._arrive
+        push, pop = queue.push, queue.pop
+        events = 0
+        for worker in workers:
+            push(worker.now_s, ~worker.addr, 0)
+        while len(queue):
+            now_s, key, version = pop()
+            events += 1
+            if key < 0:
+                worker = workers[~key]
+                effect, worker.parked = worker.parked, None
+                answer(worker, effect, None)
+                continue
+            delivered, later = finish(now_s, key, version)
+            for event in later:
+                push(*event)
+            if delivered:
+                arrive(now_s, key)
+        return events
 
     def _answer(self, worker: Worker, effect: Effect | None, reply: Reply) -> None:
         """Answers a worker's effects, from `effect` or else from `reply` on, until it waits for a message or for the clock."""

@@ -172,6 +172,7 @@ def _judge(seat: Seat, state: State, y: Tree) -> Generator[Effect, Reply, tuple[
     D = master(y) if method.outer.says == "gradient" else drift(state.x, y)
     squares = torch.stack([torch.linalg.vector_norm(d, dtype=torch.float64) ** 2 for d in D.values()]).sum()
     norm = float((yield SiteSum(squares)).sqrt())
+    yield Span("encode", 0)
     if not method.guard.refuses(norm, state.norms):
         state.norms = method.guard.remember(norm, state.norms)
         return D, False, norm

@@ -1,0 +1,41 @@
+"""A run small enough for a test: a Llama of 30 thousand parameters on a text that the test makes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+TEXT = "the worker sends what it has learned to its peers and waits for theirs then takes one outer step together again"
+WORDS = TEXT.split()
+
+
+def corpus(folder: Path) -> Path:
+    """Text files with some order in them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for k in range(24):
+        text = " ".join(WORDS[(k * j + j * j) % len(WORDS)] for j in range(400))
+        (folder / f"part-{k}.txt").write_text(text + "\n")
+    return folder
+
+
+def settings(text: Path, **more: object) -> list[str]:
+    """Values of `--set` for a small run on `text`; `more` has dots written as two underscores."""
+    values: dict[str, object] = {
+        "data.source": f'"{text}"',
+        "data.tokenizer": '"bytes"',
+        "model.config": '{model_type = "llama", hidden_size = 32, intermediate_size = 64, num_hidden_layers = 2, '
+        "num_attention_heads = 2, num_key_value_heads = 2, tie_word_embeddings = true}",
+        "plan.steps": 2,
+        "plan.batch": 2,
+        "plan.sequence": 16,
+        "eval.sequences": 4,
+        "eval.batch": 4,
+        "run.rounds": 4,
+        "run.device": '"cpu"',
+    }
+    values |= {key.replace("__", "."): value for key, value in more.items()}
+    return [f"{key}={value}" for key, value in values.items()]
+
+
+def flags(sets: list[str]) -> list[str]:
+    """As command line arguments."""
+    return [a for s in sets for a in ("--set", s)]

@@ -1,0 +1,191 @@
+"""Whole runs: simulated and real end with the same bits; killed and resumed ones too."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from small_runs import corpus, flags, settings
+
+from gossamer.app.config import dump, load
+from gossamer.app.folder import RunFolder
+from gossamer.app.job import resolve
+from gossamer.app.simulate import SimHooks, simulate
+from gossamer.cli import main
+from gossamer.net.launch import launch
+from gossamer.report import page, read, table
+
+HERE = Path(__file__).parent
+METHODS: dict[str, dict[str, object]] = {
+    "diloco": {"method__name": "diloco"},
+    "geomesh": {"method__name": "geomesh", "plan__name": '"proportional"', "plan__steps": 4},
+    "gasloc": {"method__name": "gasloc", "plan__name": '"proportional"', "plan__steps": 4},
+    "dadam": {"method__name": "dadam", "run__rounds": 2, "method__topology": "two_peer"},
+    "ddp": {"method__name": "ddp", "run__rounds": 2},
+    "sparse_loco": {"method__name": "sparse_loco"},
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GOSSAMER_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return corpus(tmp_path_factory.mktemp("text"))
+
+
+def summary(folder: Path) -> dict:
+    return json.loads((folder / "summary.json").read_text())
+
+
+def quiet_run(sets: list[str], out: Path) -> dict:
+    return summary(simulate(resolve(load([], sets)), out, quiet=True).path)
+
+
+@pytest.mark.parametrize(("n", "names"), [(4, list(METHODS)), (2, ["diloco", "geomesh", "gasloc", "dadam"])])
+def test_real_processes_end_with_the_bits_of_the_simulation(n: int, names: list[str], text: Path, tmp_path: Path) -> None:
+    configs = []
+    for name in names:
+        sets = settings(text, **METHODS[name], fleet__name='"azure-4"' if n == 4 else f'"uniform-{n}"', clock__charge_as='"llama-150m"')
+        configs.append(tmp_path / f"{name}.toml")
+        configs[-1].write_text(dump(load([], sets)))
+    command = [sys.executable, str(HERE / "real_worker.py"), str(tmp_path), *map(str, configs)]
+    said: list[str] = []
+    assert launch(n, command, tmp_path / "logs", say=said.append, env={"PYTHONPATH": str(HERE)}) == 0, said
+    real = [json.loads((tmp_path / f"worker-{i}.json").read_text()) for i in range(n)]
+    for config in configs:
+        want = summary(simulate(resolve(load([config])), tmp_path / "sim" / config.stem, quiet=True).path)
+        got = [r[config.stem] for r in real]
+        assert [g["sha256"] for g in got] == want["params_sha256"], config.stem
+        assert [g["sent"] for g in got] == want["bytes_sent"], config.stem
+        assert [g["received"] for g in got] == want["bytes_received"], config.stem
+
+
+@pytest.mark.parametrize("method", ["geomesh", "gasloc"])
+@pytest.mark.parametrize("stop", [1, 3])
+def test_a_simulation_stopped_and_resumed_is_the_uninterrupted_one(method: str, stop: int, text: Path, tmp_path: Path, monkeypatch) -> None:
+    sets = settings(text, method__name=method, fleet__name='"straggler-8"', run__rounds=5, checkpoint__every=1, clock__charge_as='"tiny"')
+    want = quiet_run(sets, tmp_path / "whole")
+    original = SimHooks.boundary
+
+    def interrupt(self, worker, round, time_s, state, body):
+        self.stop_asked = self.stop_asked or round == stop
+        return original(self, worker, round, time_s, state, body)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SimHooks, "boundary", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            quiet_run(sets, tmp_path / "cut")
+    assert not (tmp_path / "cut" / "summary.json").exists()
+    folder = RunFolder.existing(tmp_path / "cut")
+    simulate(resolve(load([tmp_path / "cut" / "config.toml"])), resume=folder, quiet=True)
+    got = summary(tmp_path / "cut")
+    assert got["params_sha256"] == want["params_sha256"]
+    assert got["bytes_sent"] == want["bytes_sent"]
+    assert got["wall_s"] == pytest.approx(want["wall_s"], rel=1e-9)
+    assert [r["round"] for r in folder.read_lines("metrics.jsonl") if r["kind"] == "eval"] == [1, 2, 3, 4, 5]
+
+
+def test_a_simulation_that_dies_at_any_moment_resumes(text: Path, tmp_path: Path, monkeypatch) -> None:
+    """No clean stop: an exception in the middle of a round, some workers past the boundary and some not."""
+    sets = settings(text, method__name="gasloc", fleet__name='"straggler-8"', run__rounds=4, checkpoint__every=1)
+    want = quiet_run(sets, tmp_path / "whole")
+    original = SimHooks.boundary
+    crossings = 0
+
+    def die(self, worker, round, time_s, state, body):
+        nonlocal crossings
+        crossings += 1
+        if crossings == 21:
+            raise MemoryError
+        return original(self, worker, round, time_s, state, body)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SimHooks, "boundary", die)
+        with pytest.raises(MemoryError):
+            quiet_run(sets, tmp_path / "dead")
+    simulate(resolve(load([tmp_path / "dead" / "config.toml"])), resume=RunFolder.existing(tmp_path / "dead"), quiet=True)
+    assert summary(tmp_path / "dead")["params_sha256"] == want["params_sha256"]
+
+
+def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+    for _ in range(1200):
+        if path.exists():
+            return
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.05)
+    raise AssertionError(f"{path} did not appear")
+
+
+def children(pid: int) -> list[int]:
+    return [int(c) for t in Path(f"/proc/{pid}/task").iterdir() for c in (t / "children").read_text().split()]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the workers through /proc")
+def test_a_killed_worker_is_named_and_the_run_resumes(text: Path, tmp_path: Path) -> None:
+    sets = settings(text, method__name="geomesh", fleet__name='"uniform-2"', run__rounds=40, checkpoint__every=1, clock__pace_s=0.05)
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "gossamer", "train", "--workers", "2"]
+    process = subprocess.Popen(
+        [*command, "--out", str(out), *flags(sets)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    wait_for(out / "checkpoints" / "round-000002" / "manifest.json", process)
+    os.kill(sorted(children(process.pid))[1], signal.SIGKILL)
+    said = process.communicate(timeout=60)[0]
+    assert process.returncode == 1, said
+    assert "worker 1 was killed" in said and "Last whole checkpoint: round" in said and "--resume" in said
+    assert not (out / "summary.json").exists()
+    again = subprocess.run([*command, "--resume", str(out)], capture_output=True, text=True, timeout=110)
+    assert again.returncode == 0, again.stdout + again.stderr
+    want = quiet_run([*sets, "clock.pace_s=0.0"], tmp_path / "sim")
+    got = summary(out)
+    assert got["params_sha256"] == want["params_sha256"]
+    assert got["bytes_sent"] == want["bytes_sent"], "resumed records and records before the kill make one whole"
+    assert [r["round"] for r in RunFolder(out).read_lines("metrics.jsonl") if r["kind"] == "round" and r["worker"] == 1] == list(
+        range(1, 41)
+    )
+    assert "GeoMesh" in page.render([read.Run.load(out)]) or "geomesh" in page.render([read.Run.load(out)])
+
+
+def test_torchrun_starts_workers_as_well(text: Path, tmp_path: Path) -> None:
+    sets = settings(text, method__name="diloco", fleet__name='"uniform-2"', run__rounds=2)
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "gossamer", "train"]
+    done = subprocess.run([*command, "--out", str(out), *flags(sets)], capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert summary(out)["params_sha256"] == quiet_run(sets, tmp_path / "sim")["params_sha256"]
+
+
+def test_overlap_hides_the_exchange_and_its_last_landing_is_counted(text: Path, tmp_path: Path) -> None:
+    sets = settings(text, method__name="geomesh", fleet__name='"azure-4"', clock__charge_as='"llama-150m"', clock__charge_tokens=65536)
+    plain = quiet_run([*sets, "clock.noise=0.0", "clock.drift=0.0"], tmp_path / "plain")
+    hidden = quiet_run([*sets, "clock.noise=0.0", "clock.drift=0.0", "method.overlap=0.5"], tmp_path / "hidden")
+    assert hidden["network_idle"]["mean"] < plain["network_idle"]["mean"]
+    for run in (plain, hidden):
+        for i in range(4):
+            assert sum(run[k]["workers"][i] for k in ("utilisation", "straggler_idle", "network_idle")) <= 1 + 1e-9
+
+
+def test_a_comparison_makes_one_table_and_goes_on_where_it_was(text: Path, tmp_path: Path, capsys) -> None:
+    files = []
+    for name in ("diloco", "gasloc"):
+        files.append(tmp_path / f"{name}.toml")
+        files[-1].write_text(dump(load([], settings(text, method__name=name, run__rounds=2))))
+    out = tmp_path / "both"
+    assert main(["compare", *map(str, files), "--out", str(out)]) == 0
+    first = (out / "diloco" / "summary.json").stat().st_mtime_ns
+    said = capsys.readouterr().out
+    assert "diloco" in said.lower() and "gasloc" in said.lower() and (out / "report.html").is_file()
+    assert main(["compare", *map(str, files), "--out", str(out)]) == 0
+    assert (out / "diloco" / "summary.json").stat().st_mtime_ns == first
+    assert len(table.comparison([read.Run.load(out / n) for n in ("diloco", "gasloc")])) == 2
