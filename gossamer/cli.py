@@ -90,11 +90,15 @@ def compare(
     configs: Annotated[list[Path], typer.Argument(metavar="CONFIG", help="One TOML file for each run.", show_default=False)],
     out: Annotated[Path, typer.Option("--out", help="Folder for the runs, the table and the report.", show_default=False)],
     sets: Sets = None,
+    base: Annotated[
+        Path | None, typer.Option("--base", metavar="CONFIG", help="A TOML file that all runs share.", show_default=False)
+    ] = None,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Runs at a time, each in a process of its own.")] = 1,
 ) -> None:
     """Simulate several configurations on the same data and fleet: one table and one report."""
     from gossamer.app import commands
 
-    commands.compare(configs, sets or [], out=out)
+    commands.compare(configs, sets or [], base=base, jobs=jobs, out=out)
 
 
 @app.command()

@@ -57,7 +57,7 @@ def test_arguments_reach_the_commands(monkeypatch: pytest.MonkeyPatch) -> None:
         ("train", ([a, b], ["seed=1", "plan.steps=2"]), {"workers": 3, "resume": None, "out": x}),
         ("simulate", ([], []), {"resume": None, "out": None, "timing_only": False}),
         ("simulate", ([a], []), {"resume": x, "out": None, "timing_only": True}),
-        ("compare", ([a, b], []), {"out": y}),
+        ("compare", ([a, b], []), {"base": None, "jobs": 1, "out": y}),
         ("plan", ([a], []), {}),
         ("report", ([x, y],), {"out": None}),
         ("trace", (x,), {"to": Path("trace.json")}),

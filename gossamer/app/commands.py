@@ -89,13 +89,14 @@ def plan(configs: Sequence[Path], sets: Sequence[str]) -> None:
     show(job, _console(), *predict(job))
 
 
-def compare(configs: Sequence[Path], sets: Sequence[str], *, out: Path) -> None:
+def compare(configs: Sequence[Path], sets: Sequence[str], *, base: Path | None, jobs: int, out: Path) -> None:
     """`gossamer compare`."""
     from gossamer.app.compare import compare as run
     from gossamer.report import page, read, table
 
-    jobs = [resolve(load([config], sets)) for config in configs]
-    folders = run(jobs, out)
+    shared = [base] if base else []
+    planned = [resolve(load([*shared, config], sets)) for config in configs]
+    folders = run(planned, out, processes=jobs, console=_console())
     path = page.write_page(folders, out / "report.html")
     _console().print(table.as_text([read.Run.load(f) for f in folders]), markup=False)
     _console().print(f"report: {path}")

@@ -2,33 +2,53 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
-from gossamer.app.config import load
+from rich.console import Console
+
+from gossamer.app.config import Config, load
 from gossamer.app.folder import check_new
-from gossamer.app.job import Job
+from gossamer.app.job import Job, resolve
 from gossamer.app.simulate import simulate
 from gossamer.core.errors import BadInput
 
 
-def compare(jobs: Sequence[Job], out: Path, *, quiet: bool = False) -> list[Path]:
+def compare(jobs: Sequence[Job], out: Path, *, processes: int = 1, console: Console | None = None) -> list[Path]:
     """Simulates each job into a folder of its own under `out`. A run that is there and finished is kept, so that an interrupted
     comparison goes on where it was.
 
+    Args:
+        processes: runs at a time. With more than one they show no progress of their own.
+
     Raises:
         BadInput: jobs that cannot be compared, or folders in the way.
+        RunFailed: a run could not go on.
     """
     check_comparable(jobs)
-    names = folder_names(jobs)
-    folders = [out / name for name in names]
-    for job, folder in zip(jobs, folders, strict=True):
-        if not _finished(job, folder):
-            check_new(folder)
-    for job, folder in zip(jobs, folders, strict=True):
-        if not _finished(job, folder):
-            simulate(job, folder, quiet=quiet)
+    folders = [out / name for name in folder_names(jobs)]
+    todo = [(job, folder) for job, folder in zip(jobs, folders, strict=True) if not _finished(job, folder)]
+    for _, folder in todo:
+        check_new(folder)
+    if processes == 1 or len(todo) < 2:
+        for job, folder in todo:
+            simulate(job, folder)
+        return folders
+    jobs[0].corpus()  # made once, before all processes ask for it
+    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+        running = {pool.submit(_simulate, job.config, folder): job for job, folder in todo}
+        for done in as_completed(running):
+            done.result()
+            if console:
+                console.print(f"{running[done].title}: done")
     return folders
+
+
+def _simulate(config: Config, folder: Path) -> None:
+    """One run, in a process of its own."""
+    simulate(resolve(config), folder, quiet=True)
 
 
 def check_comparable(jobs: Sequence[Job]) -> None:
@@ -43,7 +63,8 @@ def check_comparable(jobs: Sequence[Job]) -> None:
             ("fleet.name", first.fleet.name, job.fleet.name),
             ("data", first.config.data, job.config.data),
             ("model", first.config.model, job.config.model),
-            ("eval", first.config.eval, job.config.eval),
+            ("eval.sequences", first.config.eval.sequences, job.config.eval.sequences),
+            ("eval.target_perplexity", first.config.eval.target_perplexity, job.config.eval.target_perplexity),
             ("clock.charge_as", first.charged_as, job.charged_as),
         ):
             if a != b:

@@ -142,7 +142,7 @@ class Group:
 
     def mean_trees(self, tree: Tree, to: Addr = 0) -> Tree | None:
         """The fleet's mean at worker `to`, None elsewhere: sum of float32(1/n) * tree_i in id order, multiply, then add, the same bits as
-        `gossamer.core.combine.mean`. It holds two trees more than its own, whatever n. Bytes: one tree from each other worker.
+        `gossamer.core.combine.mean`. It holds three trees beside its own, whatever n. Bytes: one tree from each other worker.
 
         Raises:
             RunFailed: a worker is gone, or has a tree of another size.

@@ -62,7 +62,7 @@ def plan_of(seat: Seat) -> Plan:
 
 def ready_targets(seat: Seat, round: int) -> Sequence[Addr]:
     """Who will wait for data that carries this worker's compute of the round."""
-    return seat.others if seat.method.exchange.everybody else seat.mixing(round).out(seat.me)
+    return seat.others if seat.method.exchange.everybody else seat.links(round)[1]
 
 
 def _verify(seat: Seat, round: int, packets: Mapping[Addr, Packet]) -> None:
@@ -111,7 +111,7 @@ class _GatherPlan:
     """Everybody sends all it says to those who hear it."""
 
     def expects(self, seat: Seat, round: int) -> Iterator[Expect]:
-        frm = seat.mixing(round).inn(seat.me)
+        frm = seat.links(round)[0]
         if frm:
             yield Expect(Tag.of(round, Tag.SAY), dict.fromkeys(frm, seat.whole_bytes))
 
@@ -123,12 +123,12 @@ class _GatherPlan:
         return own
 
     def resend(self, seat: Seat, round: int, own: Own) -> Iterator[Send]:
-        to = seat.mixing(round).out(seat.me)
+        to = seat.links(round)[1]
         if to:
             yield Send(seat.others if len(to) == seat.method.n - 1 else to, Tag.of(round, Tag.SAY), own[0])
 
     def hear(self, seat: Seat, round: int, ready_round: int, own: Own, like: Tree) -> Generator[Effect, Reply, Heard]:
-        frm = seat.mixing(round).inn(seat.me)
+        frm = seat.links(round)[0]
         packets: dict[Addr, Packet] = dict((yield Gather(Tag.of(round, Tag.SAY), frm, ready_round))) if frm else {}
         packets[seat.me] = own[0]
         if not like:

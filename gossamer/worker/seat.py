@@ -41,6 +41,8 @@ class Seat:
     combine: Combine = field(default=combine, repr=False)
     """How a mean is formed. The simulator shares one memoised function among its workers; its result is never written to."""
 
+    _links: dict[int, tuple[tuple[Addr, ...], tuple[Addr, ...]]] = field(default_factory=dict, init=False, repr=False, compare=False)
+
     @cached_property
     def everybody(self) -> tuple[Addr, ...]:
         """All workers."""
@@ -83,6 +85,16 @@ class Seat:
     def mixing(self, round: int) -> Mixing:
         """Who hears whom in `round`."""
         return self.method.topology.at(round)
+
+    def links(self, round: int) -> tuple[tuple[Addr, ...], tuple[Addr, ...]]:
+        """(whom this worker hears, who hears it) in `round`. Asked for several times a round, so the last two are kept."""
+        found = self._links.get(round)
+        if found is None:
+            mixing = self.mixing(round)
+            if len(self._links) > 1:
+                self._links.clear()
+            found = self._links[round] = (mixing.inn(self.me), mixing.out(self.me))
+        return found
 
     def pack(self, tree: Tree | None, layout: Layout, kind: int, said: Said, tokens: int | None = None) -> Packet:
         """Encodes `layout`'s part of `tree`; only its size where there are no tensors."""
