@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from gossamer.app.fleets import gpus, load, presets
 from gossamer.core.errors import BadInput
 from gossamer.core.fleet import LAN, Fleet, Gpu, Link, Site, Trace
+from gossamer.core.fleet_parse import parse_fleet
 
 CARD = Gpu("card", tflops=100.0, memory_gb=24.0)
 WIRE = Link(rate_mbps=1000.0, latency_ms=10.0)
@@ -140,15 +141,15 @@ def test_a_trace_serves_work_piece_by_piece(pieces: list[tuple[float, float]], l
     assert sum(trace.factor(a) * (b - a) for a, b in pairwise(marks)) == pytest.approx(one, abs=1e-9)
 
 
-def test_from_dict_reads_both_directions_and_halves_the_round_trip() -> None:
-    fleet = Fleet.from_dict(plain(message_ms=2, local={"rate_mbps": 5, "latency_ms": 1}), gpus())
+def test_parsing_reads_both_directions_and_halves_the_round_trip() -> None:
+    fleet = parse_fleet(plain(message_ms=2, local={"rate_mbps": 5, "latency_ms": 1}), gpus())
     assert fleet.link(0, 1) == fleet.link(1, 0) == Link(rate_mbps=100.0, latency_ms=15.0)
     assert fleet.message_s == pytest.approx(0.002) and fleet.local.rate_mbps == 5.0
     trace = {"times_s": [0, 60], "factors": [1, 0.5]}
     own = plain(gpus={"My card": {"tflops": 1, "memory_gb": 2}})
     own["sites"][0] |= {"gpu": "My card", "trace": trace, "step_s": [[100, 0.5]], "workers": 2}
     own["links"] = [{"from": "x", "to": "y", "rate_mbps": 1, "latency_ms": 2}, {"from": "y", "to": "x", "rate_mbps": 3, "latency_ms": 4}]
-    fleet = Fleet.from_dict(own, gpus())
+    fleet = parse_fleet(own, gpus())
     assert fleet.n == 3 and fleet.site(0).trace == Trace((0.0, 60.0), (1.0, 0.5)) and fleet.site(0).gpu.memory_gb == 2.0
     assert (fleet.link(0, 2).latency_ms, fleet.link(2, 0).latency_ms) == (2.0, 4.0)
 
@@ -173,18 +174,18 @@ def test_from_dict_reads_both_directions_and_halves_the_round_trip() -> None:
         ("top", {"links": []}, "no link from site 'a'"),
     ],
 )
-def test_from_dict_refuses_by_name(where: str, change: dict[str, Any], message: str) -> None:
+def test_parsing_refuses_by_name(where: str, change: dict[str, Any], message: str) -> None:
     data = plain()
     {"top": data, "site": data["sites"][0], "link": data["links"][0]}[where].update(change)
     with pytest.raises(BadInput, match=message):
-        Fleet.from_dict(data, gpus())
+        parse_fleet(data, gpus())
 
 
 def test_a_missing_key_is_named() -> None:
     data = plain()
     del data["sites"][1]["down_mbps"]
     with pytest.raises(BadInput, match="site 'b' lacks 'down_mbps'"):
-        Fleet.from_dict(data, gpus())
+        parse_fleet(data, gpus())
 
 
 # ---- built-in fleets and files

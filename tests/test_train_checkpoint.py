@@ -32,7 +32,7 @@ def packet(round, slice):
 def full_state(round=12):
     x = tree(0)
     own = {0: packet(round, 0), 3: packet(round, 3)}
-    return State(x, round, 10**13 + 1, {"momentum": tree(1), "z": tree(2)}, tree(3), Pending(round, own, x, 77), [0.1, math.inf])
+    return State(x, round, 10**13 + 1, {"momentum": tree(1), "z": tree(2)}, tree(3), Pending(round, own, x), [0.1, math.inf])
 
 
 BODY = {
@@ -73,7 +73,7 @@ def files_of(folder):
         full_state(),
         State(tree(1)),
         State({}, residual={}, outer={"m": {}}),
-        dataclasses.replace(full_state(), residual=None, pending=Pending(1, {0: Packet(packet(1, 0).header, 999, None)}, tree(5), 1)),
+        dataclasses.replace(full_state(), residual=None, pending=Pending(1, {0: Packet(packet(1, 0).header, 999, None)}, tree(5))),
     ],
     ids=["all", "first", "empty", "timing-only"],
 )
@@ -91,7 +91,7 @@ def test_every_field_of_the_state_is_saved():
     # A new field must be added to the checkpoint, and to full_state above.
     default = State({})
     assert all(not same(getattr(full_state(), f.name), getattr(default, f.name)) for f in dataclasses.fields(State))
-    assert [f.name for f in dataclasses.fields(Pending)] == ["round", "own", "y", "tokens"]
+    assert [f.name for f in dataclasses.fields(Pending)] == ["round", "own", "y"]
 
 
 def test_same_state_same_bytes(tmp_path):

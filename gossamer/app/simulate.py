@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from gossamer.app.summary import consensus_distance, summarise
 from gossamer.core.combine import mean
 from gossamer.core.errors import RunFailed
 from gossamer.core.tree import Tree, master, sha256
+from gossamer.net.signals import handling
 from gossamer.sim.driver import Simulation
 from gossamer.sim.memo import MemoCombine
 from gossamer.sim.network import Network
@@ -85,7 +84,7 @@ def simulate(job: Job, out: Path | None = None, resume: RunFolder | None = None,
             rounds0=[round0] * job.n if parts else None,
         )
         try:
-            with _stopping(hooks):
+            with handling(hooks.ask_stop):
                 result = world.run()
         finally:
             hooks.close()
@@ -173,24 +172,13 @@ class SimHooks:
     def span(self, worker: int, kind: TraceKind, start_s: float, end_s: float, round: int) -> None:
         self.trace.add({"worker": worker, "kind": kind, "start_s": start_s, "end_s": end_s, "round": round + 1})
 
+    def ask_stop(self, number: int) -> None:
+        """Stops at the next round; asked a second time, at once."""
+        if self.stop_asked:
+            raise KeyboardInterrupt
+        self.stop_asked = True
+
     def close(self) -> None:
         """Closes the files."""
         self.metrics.close()
         self.trace.close()
-
-
-@contextmanager
-def _stopping(hooks: SimHooks) -> Iterator[None]:
-    """Ctrl-C and SIGTERM ask for a stop at the next round; a second one interrupts at once."""
-
-    def ask(number: int, frame: object) -> None:
-        if hooks.stop_asked:
-            raise KeyboardInterrupt
-        hooks.stop_asked = True
-
-    before = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for s, handler in before.items():
-            signal.signal(s, handler)

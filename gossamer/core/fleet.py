@@ -21,7 +21,6 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
 
 from gossamer.core.errors import BadInput
 
@@ -323,10 +322,3 @@ class Fleet:
         if len(batches) != self.n:
             raise BadInput(f"{len(batches)} batch sizes for the {self.n} workers of fleet {self.name!r}: give one each, or one number")
         return [1.0 / self.step_s(i, b, sequence, flops_per_token) for i, b in enumerate(batches)]
-
-    @staticmethod
-    def from_dict(data: Mapping[str, Any], gpus: Mapping[str, Gpu]) -> Fleet:
-        """A fleet from plain dicts, as read from TOML; see :mod:`gossamer.core.fleet_parse` for the keys."""
-        from gossamer.core.fleet_parse import parse_fleet
-
-        return parse_fleet(data, gpus)

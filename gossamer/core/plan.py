@@ -22,7 +22,7 @@ from gossamer.core.errors import BadInput
 
 @dataclass(frozen=True)
 class Plan:
-    """The work of every worker in one round. All workers hold the same plan; `version` counts re-plans.
+    """The work of every worker in one round. All workers hold the same plan.
 
     Raises:
         BadInput: no workers, unequal lengths, or an H_i, B_i or L below 1.
@@ -34,7 +34,6 @@ class Plan:
     """B_i, sequences per step."""
     sequence: int
     """L, tokens per sequence."""
-    version: int = 0
 
     def __post_init__(self) -> None:
         if not self.steps or len(self.steps) != len(self.batch):

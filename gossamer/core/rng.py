@@ -18,9 +18,7 @@ class Stream(enum.IntEnum):
     STEP_NOISE = 3
     DRIFT = 4
     JITTER = 5
-    LOSS = 6
     INIT = 7
-    CODEC = 8
 
 
 def words(count: int, seed: int, stream: Stream, *key: int) -> NDArray[np.uint64]:

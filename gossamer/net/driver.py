@@ -8,15 +8,13 @@ The program is the one that the simulator runs; with the same seed the parameter
 
 from __future__ import annotations
 
-import signal
-import threading
 from collections import defaultdict, deque
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 from gossamer.core.errors import RunFailed
 from gossamer.net.group import Group
 from gossamer.net.ledger import Ledger
+from gossamer.net.signals import handling
 from gossamer.net.transport import Receipt
 from gossamer.worker.account import Account, Hooks
 from gossamer.worker.effects import (
@@ -58,6 +56,7 @@ class C10dWorld:
         """Rounds completed."""
         self._hooks = hooks
         self._start_s = start_s
+        self._stop_asked = False
         self._posted: dict[tuple[int, Addr], deque[Receipt]] = defaultdict(deque)
         group.notes.start_at(rounds0)
         group.board.round = rounds0
@@ -73,7 +72,7 @@ class C10dWorld:
         """
         self._ledger = Ledger(self.group.me, self._hooks, self.group.notes.ready_at, self._start_s, self.round)
         try:
-            with self._stopping():
+            with handling(self._ask_stop):
                 final = self._drive(program, body)
         except BaseException as error:
             with suppress(Exception):  # the first failure is the one to report
@@ -174,26 +173,11 @@ class C10dWorld:
         ledger.pause()
         return Stop() if stop else Go()
 
-    @contextmanager
-    def _stopping(self) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        asked = False
-
-        def ask(number: int, frame: object) -> None:
-            nonlocal asked
-            if asked:
-                raise KeyboardInterrupt
-            asked = True
-            self.group.ask_stop(number)
-
-        before = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for s, handler in before.items():
-                signal.signal(s, handler)
+    def _ask_stop(self, number: int) -> None:
+        if self._stop_asked:
+            raise KeyboardInterrupt
+        self._stop_asked = True
+        self.group.ask_stop(number)
 
 
 def run(

@@ -13,13 +13,15 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from gossamer.net.group import STORE_ENV, marker_of
+from gossamer.net.signals import handling
 from gossamer.worker.effects import Addr
 
 _TETHER = """
@@ -135,7 +137,7 @@ def launch(
     with tempfile.TemporaryDirectory(prefix="gossamer-") as folder:
         fleet = _Fleet([], Path(folder) / "store")
         try:
-            with _passing_on(fleet, say):
+            with handling(partial(_pass_on, fleet, say)):
                 for i in range(n):
                     fleet.children.append(_start(i, n, argv, log_dir, fleet.store, env or {}))
                 if fleet.asked is not None:  # while they were being started
@@ -222,24 +224,11 @@ def _obituary(i: Addr, child: _Child, checkpoint: str | None) -> str:
     return "\n".join(lines)
 
 
-@contextmanager
-def _passing_on(fleet: _Fleet, say: Callable[[str], None]) -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def pass_on(number: int, frame: object) -> None:
-        if fleet.asked is None:
-            fleet.asked = number
-            say("stopping all workers at the end of a round; once more ends them at once")
-            fleet.tell(number)
-        else:
-            fleet.at_once = True
-            fleet.kill()
-
-    before = {s: signal.signal(s, pass_on) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for s, handler in before.items():
-            signal.signal(s, handler)
+def _pass_on(fleet: _Fleet, say: Callable[[str], None], number: int) -> None:
+    if fleet.asked is None:
+        fleet.asked = number
+        say("stopping all workers at the end of a round; once more ends them at once")
+        fleet.tell(number)
+    else:
+        fleet.at_once = True
+        fleet.kill()

@@ -13,11 +13,10 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
-if TYPE_CHECKING:
-    from gossamer.core.fleet import Trace
-    from gossamer.sim.network import Event, Paths, Route
+from gossamer.core.fleet import Trace
+from gossamer.sim.paths import Event, Paths, Route
 
 DELIVER, SETTLE, CHANGE = -1, -2, -3
 """Versions of events other than "this flow is through"."""

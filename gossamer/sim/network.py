@@ -14,77 +14,15 @@ pair), so a run is the same every time.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
 from gossamer.core.errors import BadInput
-from gossamer.core.fleet import Fleet, Link, Trace
-from gossamer.core.rng import Stream, uniform
+from gossamer.core.fleet import Fleet
+from gossamer.sim.fair import Fair
+from gossamer.sim.paths import Event, Paths
 
-Event: TypeAlias = tuple[float, int, int]
-"""(when in seconds, key of the message, version): to be given back to `finish` at that time."""
 Sharing: TypeAlias = Literal["queue", "fair"]
-
-MBPS = 125_000.0
-"""Bytes per second in one Mbit/s."""
-_JITTER_BLOCK = 64
-_JITTER_KEPT = 4096
-
-
-class Route(NamedTuple):
-    """What two places have between them, ready for arithmetic."""
-
-    s_per_byte: float
-    """1 / what one message can get on the link."""
-    delay_s: float
-    """One-way latency and the constant per message."""
-    jitter_s: float
-    trace: Trace | None
-
-
-class Paths:
-    """The constants of a fleet, and the jitter of its pairs. Shared by the two modes."""
-
-    def __init__(self, fleet: Fleet, seed: int) -> None:
-        self.n = fleet.n
-        self.up_s_per_byte = [1.0 / (MBPS * fleet.site(i).up_mbps) for i in range(self.n)]
-        self.down_s_per_byte = [1.0 / (MBPS * fleet.site(i).down_mbps) for i in range(self.n)]
-        self.traces = [fleet.site(i).trace for i in range(self.n)]
-        self.traced = any(t is not None for t in self.traces) or any(
-            link.trace is not None for link in (fleet.local, *fleet.links.values())
-        )
-        self.counts: list[dict[int, int]] = [{} for _ in range(self.n)]
-        """counts[src][dst]: messages so far, kept for pairs with jitter."""
-        self._fleet, self._seed = fleet, seed
-        self._places = [fleet.place(i) for i in range(self.n)]
-        self._width = max(self._places) + 1
-        self._routes: dict[int, Route] = {}
-        self._drawn: dict[tuple[int, int], tuple[int, list[float]]] = {}
-
-    def route(self, src: int, dst: int) -> Route:
-        """The constants of the link from src to dst."""
-        key = self._places[src] * self._width + self._places[dst]
-        found = self._routes.get(key)
-        if found is None:
-            found = self._routes[key] = self._made(self._fleet.link(src, dst))
-        return found
-
-    def _made(self, link: Link) -> Route:
-        return Route(1.0 / (MBPS * link.flow_mbps), 1e-3 * link.latency_ms + self._fleet.message_s, 1e-3 * link.jitter_ms, link.trace)
-
-    def jitter_s(self, src: int, dst: int, mean_s: float) -> float:
-        """The extra delay of the next message from src to dst: exponential with the given mean."""
-        count = self.counts[src].get(dst, 0)
-        self.counts[src][dst] = count + 1
-        block, offset = divmod(count, _JITTER_BLOCK)
-        drawn = self._drawn.get((src, dst))
-        if drawn is None or drawn[0] != block:
-            drawn = (block, [-math.log(u) for u in uniform(_JITTER_BLOCK, self._seed, Stream.JITTER, src, dst, block).tolist()])
-            if len(self._drawn) >= _JITTER_KEPT:
-                self._drawn.clear()
-            self._drawn[src, dst] = drawn
-        return mean_s * drawn[1][offset]
 
 
 class Queues:
@@ -197,8 +135,6 @@ class Network:
     is an event on the way, or one that newer events have replaced."""
 
     def __init__(self, fleet: Fleet, seed: int = 0, sharing: Sharing = "queue") -> None:
-        from gossamer.sim.fair import Fair
-
         modes: dict[str, type[Queues] | type[Fair]] = {"queue": Queues, "fair": Fair}
         if sharing not in modes:
             raise BadInput(f"sharing is {sharing!r}: expected 'queue' (fast) or 'fair' (max-min between all messages)")

@@ -191,7 +191,7 @@ def _pack_state(state: State, tensors: dict[str, Tensor]) -> dict[str, Any]:
             if packet.data is not None:
                 tensors[f"own/{slice}"] = packet.data
         own = {str(s): {"header": list(p.header), "nbytes": p.nbytes} for s, p in pending.own.items()}
-        packed["pending"] = {"round": pending.round, "tokens": pending.tokens, "y": tree("y", pending.y), "own": own}
+        packed["pending"] = {"round": pending.round, "y": tree("y", pending.y), "own": own}
     return packed
 
 
@@ -205,7 +205,7 @@ def _unpack_state(packed: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> S
 
     pending = None
     if (p := packed.get("pending")) is not None:
-        pending = Pending(p["round"], {int(s): packet(s, about) for s, about in p["own"].items()}, tree("y", p["y"]), p["tokens"])
+        pending = Pending(p["round"], {int(s): packet(s, about) for s, about in p["own"].items()}, tree("y", p["y"]))
     return State(
         x=tree("x", packed["x"]),
         round=packed["round"],

@@ -30,7 +30,7 @@ SpanKind: TypeAlias = Literal["encode", "decode", "outer"]
 class Tag:
     """Message tags: round * 8 + kind, below 2^31. Messages of one tag between one pair arrive in the order sent."""
 
-    SAY, MEAN, REDUCE, SPREAD, SYNC, CHECKPOINT, READY = range(7)
+    SAY, MEAN, REDUCE, SPREAD, SYNC = range(5)
 
     @staticmethod
     def of(round: int, kind: int) -> int:

@@ -68,7 +68,7 @@ def peer(seat: Seat, state: State) -> Program:
             own = yield from _say(seat, state, D, Said(t, tokens, _mark(state), REFUSED if refused else 0))
         heard: Heard | None = None
         if method.cadence.overlap:
-            state.pending = Pending(t, own, _held(work.tree, D, state.x, refused), tokens)
+            state.pending = Pending(t, own, master(state.x if refused else work.tree))
             if refused and state.x:
                 yield Load(state.pending.y, reset_inner=True)
         else:
@@ -231,11 +231,6 @@ def _drain(seat: Seat, state: State) -> Generator[Effect, Reply, None]:
 def _own_pieces(seat: Seat, own: Own, weight: float = 1.0) -> list[Piece]:
     layouts = seat.slices if seat.method.exchange.everybody else (seat.layout,)
     return [Piece(layouts[k], weight, packet.payload) for k, packet in own.items()]
-
-
-def _held(y: Tree, D: Tree, x: Tree, refused: bool) -> Tree:
-    """What local parameters are at launch: y, or the anchor where the drift was refused."""
-    return master(x) if refused else master(y)
 
 
 def _record(seat: Seat, state: State, work: _Worked, heard: Heard | None, norm: float, refused: bool) -> dict[str, Any]:

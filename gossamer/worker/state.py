@@ -18,7 +18,6 @@ class Pending:
     """The packets said, by slice (one slice, 0, when everything goes to everybody)."""
     y: Tree
     """The parameters at launch: replaced by the agreed ones on landing, local += x_next - y."""
-    tokens: int
 
 
 @dataclass

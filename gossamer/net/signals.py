@@ -1,0 +1,23 @@
+"""Ctrl-C and SIGTERM, asked for politely."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def handling(handler: Callable[[int], None]) -> Iterator[None]:
+    """While the block runs, SIGINT and SIGTERM call `handler` with their number. Only the main thread may take signals: in another one
+    the block just runs."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {s: signal.signal(s, lambda number, frame: handler(number)) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for s, previous in before.items():
+            signal.signal(s, previous)
