@@ -375,3 +375,6 @@ def test_diverging_gossip_is_refused_unless_forced() -> None:
     with pytest.raises(BadInput, match=r"consensus rate of 1\.\d+"):
         gasloc(setting(n=8), topology="one_peer", momentum="local", outer_momentum=0.9)
     gasloc(setting(n=8), topology="one_peer", momentum="local", outer_momentum=0.9, force=True)
+    with pytest.raises(BadInput, match="outer_lr"):
+        noloco(setting(n=6), outer_lr=5.0)
+    noloco(setting(n=6), outer_lr=5.0, force=True)

@@ -176,3 +176,16 @@ def test_refuses(make):
 
 def test_by_name():
     assert {type(inner_named(name, {"lr": 0.1})) for name in INNERS} == {AdamW, SGD, Lion, Muon}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", INNERS)
+def test_every_optimizer_moves_every_tensor_of_every_dtype(name, dtype):
+    generator = torch.Generator().manual_seed(0)
+    ps = {k: torch.nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for k, shape in (("w", (33, 65)), ("b", (33,)))}
+    before = {k: p.detach().clone() for k, p in ps.items()}
+    optimizer = inner_named(name, {"lr": 0.5}).build(ps)
+    for p in ps.values():
+        p.grad = torch.randn(p.shape, generator=generator).to(dtype)
+    optimizer.step()
+    assert all((p.detach() != before[k]).float().mean() > 0.9 for k, p in ps.items())

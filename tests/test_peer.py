@@ -88,6 +88,13 @@ def test_a_poisoned_worker_is_refused_and_named_and_the_rest_step_without_it(mak
     assert all(n["refused"] == [] for n in run.notes if n["round"] == 1)
 
 
+def test_with_overlap_a_refusal_is_noted_once_and_where_it_lands() -> None:
+    run = Lockstep(diloco(setting(rounds=4), overlap=0.5), bodies=[ToyBody(i, ADAM, poison_at=1 if i == 2 else None) for i in range(4)])
+    run.run()
+    noted = {n["round"]: n["refused"] for n in run.notes if n["kind"] == "round" and n["worker"] == 2 and "refused" in n}
+    assert noted == {2: [2], 3: [], 4: []}
+
+
 def test_the_mean_is_over_the_weights_received() -> None:
     """Three good workers and a refused one step as the three alone would, each with a third."""
     start = setting(rounds=1)

@@ -118,6 +118,55 @@ def test_a_simulation_that_dies_at_any_moment_resumes(text: Path, tmp_path: Path
     assert summary(tmp_path / "dead")["params_sha256"] == want["params_sha256"]
 
 
+def test_a_run_is_resumed_only_under_the_circumstances_that_it_began_with(text: Path, tmp_path: Path, capsys) -> None:
+    words, fleet = corpus(tmp_path / "text"), tmp_path / "pair.toml"
+    site = '[[sites]]\nname = "{}"\nregion = "here"\ngpu = "A100 80GB"\nup_mbps = 100\ndown_mbps = 100\nspeed = {}\n'
+    link = '[[links]]\nbetween = ["here", "here"]\nrate_mbps = 100\nrtt_ms = 10\n'
+    fleet.write_text(site.format("a", 1.0) + site.format("b", 1.0) + link)
+    sets = settings(words, fleet__name=f'"{fleet}"', checkpoint__every=1)
+    out = tmp_path / "run"
+    quiet_run(sets, out)
+    before = summary(out)
+    assert main(["simulate", "--resume", str(out)]) == 0
+    assert summary(out) == before, "a finished run stays as it was"
+    fleet.write_text(site.format("a", 1.0) + site.format("b", 0.2) + link)
+    assert main(["simulate", "--resume", str(out)]) == 2
+    assert "fleet" in capsys.readouterr().err
+    fleet.write_text(site.format("a", 1.0) + site.format("b", 1.0) + link)
+    (words / "part-1.txt").write_text("another text, and a longer one than it was before " * 40)
+    assert main(["simulate", "--resume", str(out)]) == 2
+    assert "text" in capsys.readouterr().err
+    assert main(["train", "--resume", str(out), "--workers", "2"]) == 2
+    assert "gossamer simulate" in capsys.readouterr().err
+    assert summary(out) == before
+
+
+def test_a_finished_run_with_overlap_resumes_to_itself(text: Path, tmp_path: Path) -> None:
+    sets = settings(text, method__name="geomesh", method__overlap=0.5, fleet__name='"uniform-3"')
+    want = quiet_run(sets, tmp_path / "run")
+    folder = RunFolder.existing(tmp_path / "run")
+    simulate(resolve(load([tmp_path / "run" / "config.toml"])), resume=folder, quiet=True)
+    assert summary(tmp_path / "run") == want
+    (tmp_path / "run" / "summary.json").unlink()  # as if it had died after its last checkpoint
+    simulate(resolve(load([tmp_path / "run" / "config.toml"])), resume=folder, quiet=True)
+    assert summary(tmp_path / "run")["params_sha256"] == want["params_sha256"]
+    assert len([r for r in folder.read_lines("metrics.jsonl") if r["kind"] == "close"]) == 3
+
+
+def test_the_model_of_a_synchronous_run_is_what_its_workers_hold(text: Path, tmp_path: Path) -> None:
+    """Three float32 thirds do not add up to one."""
+    run = quiet_run(settings(text, method__name="diloco", fleet__name='"uniform-3"'), tmp_path / "run")
+    assert run["consensus_distance"] == 0.0 and len(set(run["params_sha256"])) == 1
+
+
+def test_refusals_are_said(text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    run = quiet_run(settings(text, method__name="diloco", fleet__name='"uniform-2"', inner__lr=1e30), out)
+    assert run["refused"] > 0
+    assert "contributions were refused" in table.as_text([read.Run.load(out)])
+    assert "contributions were refused" in page.render([read.Run.load(out)])
+
+
 def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
     for _ in range(1200):
         if path.exists():

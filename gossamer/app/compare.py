@@ -60,20 +60,26 @@ def check_comparable(jobs: Sequence[Job]) -> None:
     first = jobs[0]
     for job in jobs[1:]:
         for what, a, b in (
-            ("fleet.name", first.fleet.name, job.fleet.name),
+            ("fleet", first.fleet, job.fleet),
             ("data", first.config.data, job.config.data),
             ("model", first.config.model, job.config.model),
             ("eval.sequences", first.config.eval.sequences, job.config.eval.sequences),
             ("eval.target_perplexity", first.config.eval.target_perplexity, job.config.eval.target_perplexity),
-            ("clock.charge_as", first.charged_as, job.charged_as),
+            ("plan.sequence", first.config.plan.sequence, job.config.plan.sequence),
+            ("clock", first.config.clock, job.config.clock),
         ):
             if a != b:
                 raise BadInput(
-                    f"{first.title} and {job.title} differ in {what} ({a} against {b}), so a table of both would not compare methods"
+                    f"{first.title} and {job.title} differ in {what} ({_short(a)} against {_short(b)}), and a table must compare methods"
                 )
         ours, theirs = first.method.total_tokens, job.method.total_tokens
         if abs(ours - theirs) > 0.02 * ours:
             raise BadInput(f"{first.title} trains on {ours:,} tokens and {job.title} on {theirs:,}: give both the same plan and rounds")
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def folder_names(jobs: Sequence[Job]) -> list[str]:

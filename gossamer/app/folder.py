@@ -7,30 +7,49 @@ import math
 import os
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from gossamer.app.config import Config, dump
-from gossamer.core.errors import BadInput
+from gossamer.core.errors import BadInput, RunFailed
+
+_TITLE_LETTERS = 50
+"""So much of a title goes into a folder's name: file systems allow 255 bytes, and a letter may take four."""
+_COUNTED = ("worker", "wall_s", "bytes_sent", "bytes_received", "compute_s", "straggler_idle_s", "network_idle_s")
+_NEEDED = {"round": ("tokens", *_COUNTED), "close": _COUNTED, "eval": ("time_s", "loss")}
+"""What the summary reads of a record of metrics.jsonl, by kind, besides kind and round."""
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """The file has its old content or its new one, never half of it."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    """The file has its old content or its new one, never half of it.
+
+    Raises:
+        RunFailed: the disk is full, or cannot be written.
+    """
+    name = None
     try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         with os.fdopen(handle, "w", encoding="utf-8") as f:
             f.write(text)
             f.flush()
             os.fsync(f.fileno())
         os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
+    except BaseException as error:
+        if name is not None:
+            Path(name).unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise _unwritable(path, error) from error
         raise
+
+
+def _unwritable(path: Path, error: OSError) -> RunFailed:
+    return RunFailed(f"{path} cannot be written ({error.strerror}): free some space, or choose a folder that can be written")
 
 
 def default_path(title: str) -> Path:
     """A folder name made of the title and the time."""
-    word = "".join(c if c.isalnum() or c in "-_" else "-" for c in title.lower())
+    word = "".join(c if c.isalnum() or c in "-_" else "-" for c in title.lower()[:_TITLE_LETTERS])
     return Path("runs") / f"{word}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
@@ -38,12 +57,23 @@ def check_new(path: Path) -> None:
     """Refuses a folder that holds something.
 
     Raises:
-        BadInput: it exists and is not empty, or is a file.
+        BadInput: it exists and is not empty, is a file, or cannot be there.
     """
-    if path.is_dir() and any(path.iterdir()):
-        raise BadInput(f"the run folder {path} exists and is not empty: choose another with --out, or go on with it by --resume {path}")
-    if path.exists() and not path.is_dir():
-        raise BadInput(f"the run folder {path} is a file: choose another with --out")
+    try:
+        if path.is_dir() and any(path.iterdir()):
+            raise BadInput(f"the run folder {path} exists and is not empty: choose another with --out, or go on with it by --resume {path}")
+        if path.exists() and not path.is_dir():
+            raise BadInput(f"the run folder {path} is a file: choose another with --out")
+        above = next((p for p in path.parents if p.exists()), path)
+        if not above.is_dir():
+            raise BadInput(f"the run folder {path} cannot be made, since {above} is a file: choose another with --out")
+    except OSError as error:
+        raise _no_folder(path, error) from error
+
+
+def _no_folder(path: Path, error: OSError | ValueError) -> BadInput:
+    said = getattr(error, "strerror", None) or error
+    return BadInput(f"the run folder {str(path)!r} cannot be made ({said}): choose another with --out, where you may write")
 
 
 class RunFolder:
@@ -54,9 +84,17 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, config: Config, facts: dict[str, Any]) -> RunFolder:
-        """Makes the folder with `config.toml`, and `facts` (corpus hash, parameter count, versions) in `facts.json`."""
+        """Makes the folder with `config.toml`, and `facts` (corpus hash, parameter count, versions) in `facts.json`.
+
+        Raises:
+            BadInput: the folder holds something, or cannot be made.
+            RunFailed: the files cannot be written.
+        """
         check_new(path)
-        path.mkdir(parents=True, exist_ok=True)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+            raise _no_folder(path, error) from error
         write_atomically(path / "config.toml", dump(config))
         write_atomically(path / "facts.json", json.dumps(facts, indent=2) + "\n")
         return cls(path)
@@ -68,7 +106,11 @@ class RunFolder:
         Raises:
             BadInput: it is not a run folder.
         """
-        if not (path / "config.toml").is_file():
+        try:
+            there = (path / "config.toml").is_file()
+        except OSError as error:
+            raise BadInput(f"the run folder {path} cannot be read ({error.strerror}): give the folder of an earlier run") from error
+        if not there:
             raise BadInput(f"{path} is not a run folder (it has no config.toml): give the folder of an earlier run")
         return cls(path)
 
@@ -77,45 +119,94 @@ class RunFolder:
         """Where checkpoints live."""
         return self.path / "checkpoints"
 
+    @property
+    def finished(self) -> bool:
+        """Whether the run has come to its end: the summary is written last."""
+        return (self.path / "summary.json").is_file()
+
     def facts(self) -> dict[str, Any]:
-        """What `create` was given."""
-        found: dict[str, Any] = json.loads((self.path / "facts.json").read_text())
+        """What `create` was given.
+
+        Raises:
+            BadInput: the file is missing or damaged.
+        """
+        file = self.path / "facts.json"
+        try:
+            found = json.loads(file.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise BadInput(f"{file} cannot be read ({error.strerror}): put it back, or start a new run") from error
+        except (ValueError, RecursionError) as error:
+            raise BadInput(f"{file} is damaged, it is not JSON ({error}): put it back, or start a new run") from error
+        if not isinstance(found, dict) or found.get("world") not in ("sim", "net"):
+            raise BadInput(f'{file} is damaged: expected an object whose "world" is "sim" or "net". Put it back, or start a new run')
         return found
 
     def cut(self, name: str, rounds: int) -> None:
-        """Drops from a .jsonl file what lies after `rounds` completed rounds, for a run that resumes there; and a torn last line."""
-        file = self.path / name
-        if not file.exists():
-            return
-        kept = []
-        for line in file.read_text(encoding="utf-8").splitlines():
-            try:
-                record = json.loads(line)
-            except ValueError:
-                continue
-            if record["round"] <= rounds:
-                kept.append(line)
-        write_atomically(file, "".join(f"{line}\n" for line in kept))
+        """Drops from a .jsonl file what lies after `rounds` completed rounds, for a run that resumes there; and a torn last line.
+
+        Raises:
+            BadInput: the file is damaged.
+        """
+        if (self.path / name).exists():
+            kept = (line for line, record in self._records(name) if record["round"] <= rounds and record["kind"] != "close")
+            write_atomically(self.path / name, "".join(f"{line}\n" for line in kept))
 
     def read_lines(self, name: str) -> list[dict[str, Any]]:
-        """The records of a .jsonl file; [] where there is none."""
+        """The records of a .jsonl file; [] where there is none. A torn last line is left out.
+
+        Raises:
+            BadInput: the file is damaged.
+        """
+        return [record for _, record in self._records(name)] if (self.path / name).exists() else []
+
+    def _records(self, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Every line of a .jsonl file, and its record."""
         file = self.path / name
-        if not file.exists():
-            return []
-        return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        try:
+            lines = file.read_bytes().split(b"\n")
+        except OSError as error:
+            raise BadInput(f"{file} cannot be read ({error.strerror}): put it back, or start a new run") from error
+        for number, raw in enumerate(lines, 1):
+            try:
+                line = raw.decode("utf-8")
+                record = json.loads(line)
+            except (ValueError, RecursionError):
+                if number == len(lines):  # what was written last had no time to end, or there is nothing after the last line
+                    return
+                record = None
+            if not _sound(record):
+                raise BadInput(
+                    f"{file}, line {number}, is damaged: {raw[:60]!r} is no record of a run. Remove the line, or start a new run"
+                )
+            yield line, record
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Writes `summary.json`."""
         write_atomically(self.path / "summary.json", json.dumps(clean(summary), indent=2) + "\n")
 
 
+def _sound(record: Any) -> bool:
+    """Whether it has what is read of a record."""
+    if not isinstance(record, dict) or type(record.get("round")) is not int or not isinstance(record.get("kind"), str):
+        return False
+    return all(key in record for key in _NEEDED.get(record["kind"], ()))
+
+
 class JsonLines:
-    """Appends records to a .jsonl file, a line each, in one write per flush."""
+    """Appends records to a .jsonl file, a line each, in one write per flush.
+
+    Raises:
+        RunFailed: the disk is full, or cannot be written.
+    """
 
     def __init__(self, path: Path, every: int = 1) -> None:
-        self._file = path.open("a", encoding="utf-8")
+        self._path = path
         self._every = every
         self._waiting: list[str] = []
+        try:
+            self._file = path.open("ab", buffering=0)
+        except OSError as error:
+            raise _unwritable(path, error) from error
 
     def add(self, record: dict[str, Any]) -> None:
         """Adds a record; it is on disk after `every` of them, or `flush`."""
@@ -125,15 +216,20 @@ class JsonLines:
 
     def flush(self) -> None:
         """Writes what waits."""
-        if self._waiting:
-            self._file.write("".join(self._waiting))
-            self._file.flush()
-            self._waiting.clear()
+        left = memoryview("".join(self._waiting).encode("utf-8"))
+        self._waiting.clear()
+        try:
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError as error:
+            raise _unwritable(self._path, error) from error
 
     def close(self) -> None:
         """Writes what waits and closes the file."""
-        self.flush()
-        self._file.close()
+        try:
+            self.flush()
+        finally:
+            self._file.close()
 
 
 def clean(value: Any) -> Any:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -19,7 +21,7 @@ from gossamer.core.inner import Inner, inner_named
 from gossamer.core.method import Method
 from gossamer.core.plan import Plan, proportional, uniform
 from gossamer.core.schedule import schedule_named
-from gossamer.core.tree import Layout, Tree, numel
+from gossamer.core.tree import Layout, Tree, layout_hash, numel
 from gossamer.recipes import DEFAULT_PLAN, Setting
 from gossamer.train import data, model
 from gossamer.train.compute import Precision, TrainBody, device_named
@@ -62,10 +64,12 @@ class Job:
             said.append(f"{clock.charge_tokens:,} tokens a step")
         return " at ".join(said) or None
 
-    @property
+    @cached_property
     def run_id(self) -> int:
-        """Travels in each packet: runs of another configuration are refused."""
-        return config_hash(self.config)
+        """A mark of the configuration and all that it names (fleet, plan, method, model). It travels in each packet, and a run is resumed
+        only with the one that it began with."""
+        text = f"{config_hash(self.config)} {self.fleet!r} {self.method!r} {layout_hash(self.layout)}"
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
     def seat(self, worker: int, combine: Combine | None = None) -> Seat:
         """Worker's place in the run."""

@@ -11,6 +11,7 @@ import torch
 
 import gossamer
 from gossamer.app.job import Job
+from gossamer.core.errors import BadInput
 from gossamer.core.tree import numel
 from gossamer.train.data import Corpus
 
@@ -33,6 +34,7 @@ def facts_of(job: Job, corpus: Corpus, world: str) -> dict[str, Any]:
     """What a run depends on and its configuration does not say."""
     return {
         "world": world,
+        "run_id": f"{job.run_id:016x}",
         "gossamer": gossamer.__version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -46,3 +48,21 @@ def facts_of(job: Job, corpus: Corpus, world: str) -> dict[str, Any]:
         "steps": list(job.method.plan.steps),
         "batch": list(job.method.plan.batch),
     }
+
+
+def check_unchanged(job: Job, corpus: Corpus, facts: dict[str, Any]) -> None:
+    """Refuses to resume a run under other circumstances than it began: it would no longer be the same run.
+
+    Raises:
+        BadInput: naming what has changed.
+    """
+    now = facts_of(job, corpus, facts["world"])
+    for key, what in (
+        ("run_id", "the configuration, or the fleet or model file that it names"),
+        ("corpus_sha256", f"the text of {corpus.name}"),
+        ("torch", "the version of torch"),
+    ):
+        if facts.get(key) != now[key]:
+            raise BadInput(
+                f"{what} has changed since the run began ({key} was {facts.get(key)}, is {now[key]}): put it back, or start a new run"
+            )

@@ -11,10 +11,9 @@ import torch
 
 from gossamer.app.folder import JsonLines, RunFolder, default_path
 from gossamer.app.job import Job
-from gossamer.app.metrics import evaluation, facts_of
+from gossamer.app.metrics import check_unchanged, evaluation, facts_of
 from gossamer.app.progress import Progress, duration
-from gossamer.app.summary import consensus_distance, summarise
-from gossamer.core.combine import mean
+from gossamer.app.summary import consensus_distance, fleet_mean, summarise
 from gossamer.core.errors import RunFailed
 from gossamer.core.tree import Tree, master, sha256
 from gossamer.net.signals import handling
@@ -47,6 +46,9 @@ def simulate(job: Job, out: Path | None = None, resume: RunFolder | None = None,
     network = Network(job.fleet, job.config.seed, job.config.clock.sharing)
     round0, parts = 0, []
     if resume:
+        check_unchanged(job, corpus, resume.facts())
+        if resume.finished:
+            return resume
         found = checkpoint.latest(resume.checkpoints)
         if found is None:
             raise RunFailed(f"{resume.path} has no whole checkpoint to go on from: start a new run with --out")
@@ -101,7 +103,7 @@ def write_result(job: Job, world: str, folder: RunFolder, trees: list[Tree], jud
         job,
         world,
         folder.read_lines("metrics.jsonl"),
-        final_loss=judge(mean(trees)),
+        final_loss=judge(fleet_mean(job, trees)),
         worker_losses=[judge(t) for t in trees] if not job.method.synchronous else None,
         distance=consensus_distance(trees),
         hashes=[sha256(t) for t in trees],
@@ -158,7 +160,9 @@ class SimHooks:
         time_s = max(t for t, _ in cut.values())
         trees = [tree for _, (_, tree) in sorted(cut.items()) if tree is not None]
         if trees:
-            self.metrics.add(evaluation(round, "fleet", tokens, time_s, self.judge(mean(trees)), distance=consensus_distance(trees)))
+            self.metrics.add(
+                evaluation(round, "fleet", tokens, time_s, self.judge(fleet_mean(self.job, trees)), distance=consensus_distance(trees))
+            )
         losses = self._losses.pop(round, [])
         total = sum(n for _, n in losses)
         loss = sum(value * n for value, n in losses) / total if total else None

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from gossamer.app.job import Job
 from gossamer.core.combine import mean
 from gossamer.core.tree import Tree, numel
@@ -22,8 +24,15 @@ def worker_names(job: Job) -> list[str]:
     return names
 
 
+def fleet_mean(job: Job, trees: Sequence[Tree]) -> Tree:
+    """The model of the run: what all workers of a synchronous method hold, the mean of the workers of a gossip method."""
+    return trees[0] if job.method.synchronous else mean(trees)
+
+
 def consensus_distance(trees: Sequence[Tree]) -> float:
-    """sqrt(mean_i |x_i - xbar|^2): how far the workers are from their mean, in the norm of all parameters together."""
+    """sqrt(mean_i |x_i - xbar|^2): how far the workers are from their mean, in the norm of all parameters together; 0 for equal ones."""
+    if all(torch.equal(trees[0][k], t[k]) for t in trees[1:] for k in trees[0]):
+        return 0.0
     centre = mean(trees)
     squares = [sum(float(((t[k] - c).double() ** 2).sum()) for k, c in centre.items()) for t in trees]
     return math.sqrt(sum(squares) / len(squares))

@@ -12,7 +12,7 @@ import torch
 
 from gossamer.app.folder import JsonLines, RunFolder, write_atomically
 from gossamer.app.job import Job
-from gossamer.app.metrics import evaluation, facts_of
+from gossamer.app.metrics import check_unchanged, evaluation, facts_of
 from gossamer.app.progress import Progress, duration
 from gossamer.app.simulate import write_result
 from gossamer.core.errors import BadInput, RunFailed
@@ -47,7 +47,11 @@ def launch_local(job: Job, out: Path, *, resume: bool = False) -> Path:
     corpus = job.corpus()  # made once, before all workers ask for it
     if not resume:
         RunFolder.create(out, job.config, facts_of(job, corpus, "net"))
-    elif checkpoint.latest(out / "checkpoints") is None:
+    else:
+        check_unchanged(job, corpus, RunFolder.existing(out).facts())
+        if RunFolder(out).finished:
+            return out
+    if resume and checkpoint.latest(out / "checkpoints") is None:
         raise BadInput(f"{out} has no whole checkpoint to go on from: start a new run with another --out")
     command = [sys.executable, "-m", "gossamer", "train", "--resume" if resume else "--out", str(out)]
     if not resume:
@@ -92,6 +96,10 @@ def work(job: Job, out: Path, *, resume: bool = False) -> Path:
             }
         )
         folder = _folder(job, group, out, corpus, resume)
+        if resume:
+            check_unchanged(job, corpus, folder.facts())
+            if folder.finished:
+                return folder.path
         round0 = (checkpoint.latest(folder.checkpoints) or 0) if resume else 0
         group.all_equal({"last whole checkpoint": round0})
         state = _run(job, group, folder, corpus, round0)

@@ -323,7 +323,8 @@ def _groups(params: Named, lr: float, weight_decay: float) -> list[dict[str, Any
 
 
 def _fused(params: Iterable[Tensor]) -> bool:
-    return all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in params)
+    """float32 only: torch 2.13's fused SGD leaves most of a bf16 or fp16 tensor on the CPU where it was, and says nothing."""
+    return all(p.dtype == torch.float32 and p.device.type in ("cpu", "cuda") for p in params)
 
 
 def _positive(owner: str, field: str, value: float) -> None:

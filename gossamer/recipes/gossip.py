@@ -34,13 +34,13 @@ def gasloc(
     workers drift apart (mean-square consensus rate of 1 or more) is refused, unless `force`.
     """
     graph = topology_by_name(topology, setting.n, seed=setting.seed, alpha=alpha, perfect=perfect)
-    if setting.n > 1 and nesterov and not force:
-        r = rate(momentum, graph, lr=outer_lr, momentum=outer_momentum)
+    if setting.n > 1 and not force:
+        r = rate(momentum, graph, lr=outer_lr, momentum=outer_momentum, nesterov=nesterov)
         if r >= 1.0:
             raise BadInput(
                 f"the workers would drift apart: momentum form {momentum!r} on {topology} with outer_lr {outer_lr}, outer_momentum "
                 f"{outer_momentum}, alpha {alpha} has a mean-square consensus rate of {r:.3f} a round, and it must be below 1: lower "
-                "outer_momentum, or pass force=true"
+                "outer_momentum or outer_lr, or pass force=true"
             )
     return Method(
         name="gasloc",
@@ -54,10 +54,12 @@ def gasloc(
     )
 
 
-def noloco(setting: Setting, *, outer_lr: float = 0.7, outer_momentum: float = 0.5) -> Method:
+def noloco(setting: Setting, *, outer_lr: float = 0.7, outer_momentum: float = 0.5, force: bool = False) -> Method:
     """NoLoCo (arXiv 2506.10911): x <- (1 - lr) x + lr W(x + g) + momentum (x_t - x_{t-1}) over random pairs, which is GASLoC's outer form
     on one_peer with heavy ball."""
-    base = gasloc(setting, topology="one_peer", momentum="outer", outer_lr=outer_lr, outer_momentum=outer_momentum, nesterov=False)
+    base = gasloc(
+        setting, topology="one_peer", momentum="outer", outer_lr=outer_lr, outer_momentum=outer_momentum, nesterov=False, force=force
+    )
     return replace(base, name="noloco")
 
 

@@ -210,6 +210,19 @@ def charged(runs: Sequence[Run]) -> str:
     return text + (f" (not for {', '.join(own)})" if own else "")
 
 
+def refusals(runs: Sequence[Run]) -> list[str]:
+    """A sentence for each run in which contributions were refused: something to look into, whatever the loss says."""
+    said = []
+    for label, run in zip(labels(runs), runs, strict=True):
+        count = int(run.number("refused") or 0)
+        if count:
+            said.append(
+                f"{label}: {count} of {len(run.rounds)} contributions were refused, being not finite or far too large; "
+                "metrics.jsonl names workers and rounds. A lower learning rate is the usual remedy."
+            )
+    return said
+
+
 def caution(runs: Sequence[Run]) -> str:
     """The honest note when a run is short, a recipe ran with one seed only or the runs saw unlike numbers of tokens; otherwise empty."""
     why = []

@@ -100,7 +100,7 @@ class _Worked(NamedTuple):
 def _enter(seat: Seat, state: State) -> Generator[Effect, Reply, None]:
     """Agrees on the first parameters, and takes up an exchange that was in flight when the run stopped."""
     method = seat.method
-    if method.sync_from is not None and state.round == 0 and state.x and method.n > 1:
+    if method.sync_from is not None and state.round == 0 and method.n > 1:
         yield from _sync(seat, state, method.sync_from)
     pending = state.pending
     if pending:
@@ -117,15 +117,20 @@ def _sync(seat: Seat, state: State, source: int) -> Generator[Effect, Reply, Non
     if seat.me != source:
         yield Expect(tag, {source: HEADER_BYTES + size})
         packet: Packet = (yield Gather(tag, (source,), 0))[source]
+        if not state.x:
+            return
         for v in state.x.values():
             v.fill_(-0.0)  # the one number that nothing is changed by adding to, the sign of a zero included
         codec.accumulate(packet.payload, seat.layout, state.x, 1.0)
         state.outer = seat.method.outer.init(state.x)
         return
-    data = blank(size)
-    codec.encode(state.x, seat.layout, {}, data[HEADER_BYTES:])
     header = Header(seat.run_id, 0, seat.me, Tag.SYNC, codec.id, codec.version, seat.mark, 0, 0)
-    yield Send(seat.others, tag, seal(data, header))
+    packet = Packet(header, HEADER_BYTES + size, None)
+    if state.x:
+        data = blank(size)
+        codec.encode(state.x, seat.layout, {}, data[HEADER_BYTES:])
+        packet = seal(data, header)
+    yield Send(seat.others, tag, packet)
 
 
 def _work(seat: Seat, state: State) -> Generator[Effect, Reply, _Worked]:
@@ -246,5 +251,7 @@ def _record(seat: Seat, state: State, work: _Worked, heard: Heard | None, norm: 
     }
     if heard and state.x:
         record["weights"] = {str(j): w for j, w in heard.weights.items() if w}
-        record["refused"] = sorted({*heard.refused, *([seat.me] if refused else [])})
+        # With overlap this round's own refusal is in what lands next.
+        mine = [seat.me] if refused and not seat.method.cadence.overlap else []
+        record["refused"] = sorted({*heard.refused, *mine})
     return record
