@@ -151,12 +151,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         app(args=arguments, prog_name="gossamer")
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else int(done.code is not None)
-    except (BadInput, RunFailed) as error:
+    except (BadInput, RunFailed, OSError) as error:
         if os.environ.get("GOSSAMER_DEBUG") == "1":
             raise
-        print(f"gossamer: {error}", file=sys.stderr)
+        _say(_os_words(error) if isinstance(error, OSError) else str(error))
         return 2 if isinstance(error, BadInput) else 1
     except KeyboardInterrupt as stopped:
-        print(f"gossamer: {stopped or 'interrupted'}", file=sys.stderr)
+        _say(str(stopped) or "interrupted")
         return 130
     return 0
+
+
+def _os_words(error: OSError) -> str:
+    """`file: what the system said`."""
+    said = error.strerror or str(error) or type(error).__name__
+    return f"{os.fsdecode(error.filename)}: {said}" if isinstance(error.filename, str | bytes) else said
+
+
+def _say(text: str) -> None:
+    """To stderr, whatever is in it: a file name need not be text."""
+    print("gossamer: " + text.encode("utf-8", errors="backslashreplace").decode("utf-8"), file=sys.stderr)

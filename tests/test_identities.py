@@ -263,7 +263,7 @@ def test_dadam_moves_the_mean_by_the_mean_update() -> None:
 
 def test_geomesh_with_fp32_and_a_uniform_plan_is_token_weighted_diloco() -> None:
     s = setting(inner=Lion(lr=0.01))
-    a = final(geomesh(s, codec="fp32", exchange="gather"))
+    a = final(geomesh(s, outer_momentum=0.9, codec="fp32", exchange="gather"))
     b = final(diloco(s, weights="tokens", exchange="gather"))
     assert all(same(x, y) for x, y in zip(a, b, strict=True))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -237,4 +238,14 @@ def test_a_comparison_makes_one_table_and_goes_on_where_it_was(text: Path, tmp_p
     assert "diloco" in said.lower() and "gasloc" in said.lower() and (out / "report.html").is_file()
     assert main(["compare", *map(str, files), "--out", str(out)]) == 0
     assert (out / "diloco" / "summary.json").stat().st_mtime_ns == first
+    want = summary(out / "gasloc")
+    for left in ("metrics.jsonl", "checkpoints"):  # interrupted after its last checkpoint; interrupted before its first
+        (out / "gasloc" / "summary.json").unlink()
+        if left == "checkpoints":
+            shutil.rmtree(out / "gasloc" / left)
+        assert main(["compare", *map(str, files), "--out", str(out), "--jobs", "2"]) == 0
+        assert summary(out / "gasloc")["params_sha256"] == want["params_sha256"]
+        assert summary(out / "gasloc")["wall_s"] == want["wall_s"]
+    assert main(["compare", *map(str, files), "--out", str(out), "--set", "run.rounds=3"]) == 2
+    assert "another configuration" in capsys.readouterr().err
     assert len(table.comparison([read.Run.load(out / n) for n in ("diloco", "gasloc")])) == 2

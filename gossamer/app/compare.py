@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import shutil
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
@@ -10,15 +11,17 @@ from pathlib import Path
 from rich.console import Console
 
 from gossamer.app.config import Config, load
-from gossamer.app.folder import check_new
+from gossamer.app.folder import RunFolder, check_new
 from gossamer.app.job import Job, resolve
 from gossamer.app.simulate import simulate
 from gossamer.core.errors import BadInput
+from gossamer.net.signals import end_with_parent
+from gossamer.train import checkpoint
 
 
 def compare(jobs: Sequence[Job], out: Path, *, processes: int = 1, console: Console | None = None) -> list[Path]:
-    """Simulates each job into a folder of its own under `out`. A run that is there and finished is kept, so that an interrupted
-    comparison goes on where it was.
+    """Simulates each job into a folder of its own under `out`. A comparison that was interrupted goes on: a run that is there is kept if
+    it has finished, resumed if it has a checkpoint, and else begun again.
 
     Args:
         processes: runs at a time. With more than one they show no progress of their own.
@@ -29,16 +32,16 @@ def compare(jobs: Sequence[Job], out: Path, *, processes: int = 1, console: Cons
     """
     check_comparable(jobs)
     folders = [out / name for name in folder_names(jobs)]
-    todo = [(job, folder) for job, folder in zip(jobs, folders, strict=True) if not _finished(job, folder)]
-    for _, folder in todo:
-        check_new(folder)
+    for job, folder in zip(jobs, folders, strict=True):
+        _check_own(job, folder)
+    todo = [(job, folder) for job, folder in zip(jobs, folders, strict=True) if not RunFolder(folder).finished]
     if processes == 1 or len(todo) < 2:
         for job, folder in todo:
-            simulate(job, folder)
+            _simulate(job, folder, quiet=False)
         return folders
     jobs[0].corpus()  # made once, before all processes ask for it
-    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-        running = {pool.submit(_simulate, job.config, folder): job for job, folder in todo}
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), initializer=end_with_parent) as pool:
+        running = {pool.submit(_in_a_process, job.config, folder): job for job, folder in todo}
         for done in as_completed(running):
             done.result()
             if console:
@@ -46,9 +49,19 @@ def compare(jobs: Sequence[Job], out: Path, *, processes: int = 1, console: Cons
     return folders
 
 
-def _simulate(config: Config, folder: Path) -> None:
-    """One run, in a process of its own."""
-    simulate(resolve(config), folder, quiet=True)
+def _in_a_process(config: Config, folder: Path) -> None:
+    _simulate(resolve(config), folder, quiet=True)
+
+
+def _simulate(job: Job, folder: Path, quiet: bool) -> None:
+    """One run: from its last checkpoint, where an earlier attempt left one."""
+    if (folder / "config.toml").is_file():
+        begun = RunFolder.existing(folder)
+        if checkpoint.latest(begun.checkpoints) is not None:
+            simulate(job, resume=begun, quiet=quiet)
+            return
+        shutil.rmtree(folder)  # an attempt that came to no checkpoint
+    simulate(job, folder, quiet=quiet)
 
 
 def check_comparable(jobs: Sequence[Job]) -> None:
@@ -83,20 +96,25 @@ def _short(value: object) -> str:
 
 
 def folder_names(jobs: Sequence[Job]) -> list[str]:
-    """A folder name for each job: its title, numbered where titles repeat."""
+    """A folder name for each job: its title, numbered where titles repeat, or where it is that of the comparison's report. 50 letters at
+    most, since file systems allow 255 bytes."""
     names: list[str] = []
     for job in jobs:
-        base = "".join(c if c.isalnum() or c in "-_." else "-" for c in job.title.lower())
+        base = "".join(c if c.isalnum() or c in "-_." else "-" for c in job.title.lower()[:50]).strip(".") or "run"
         name, k = base, 2
-        while name in names:
+        while name in (*names, "report.html"):
             name, k = f"{base}-{k}", k + 1
         names.append(name)
     return names
 
 
-def _finished(job: Job, folder: Path) -> bool:
-    if not (folder / "summary.json").is_file():
-        return False
-    if load([folder / "config.toml"]) != job.config:
+def _check_own(job: Job, folder: Path) -> None:
+    """Refuses a folder with something else in it.
+
+    Raises:
+        BadInput: another run's, or no run's.
+    """
+    if not (folder / "config.toml").is_file():
+        check_new(folder)
+    elif load([folder / "config.toml"]) != job.config:
         raise BadInput(f"{folder} holds a run of another configuration: choose another --out")
-    return True

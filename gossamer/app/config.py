@@ -112,7 +112,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise BadInput(f"there is no file {path}" + (f"; did you mean {path.parent / near}?" if near else "")) from None
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{path} cannot be read as a configuration file ({error}): give a TOML text file") from None
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise BadInput(f"{path} is not valid TOML: {error}") from None
 
 
@@ -123,7 +123,7 @@ def _assignment(text: str) -> tuple[str, Any]:
         raise BadInput(f"--set {text}: expected key=value, such as --set plan.steps=10")
     try:
         parsed = tomllib.loads(f"value = {raw}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # not TOML, or a number of thousands of digits, or brackets thousands deep
         return key, raw
     value = parsed["value"]
     times = (datetime.date, datetime.time)  # a folder called 2026-01-01 is text

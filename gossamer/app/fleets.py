@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.core.errors import BadInput
-from gossamer.core.fleet import Fleet, Gpu
+from gossamer.core.fleet import MAX_WORKERS, Fleet, Gpu
 from gossamer.core.fleet_parse import nearest, parse_fleet, parse_gpus
 
 _GPUS = "gpus"
@@ -67,13 +67,16 @@ def _find(name_or_path: str | Path, workers: int | None) -> Fleet:
         return _from_file(Path(name_or_path))
     match = _UNIFORM.fullmatch(name_or_path)
     if match:
+        if match[1] and len(match[1]) > len(str(MAX_WORKERS)):
+            raise BadInput(f"fleet '{name_or_path[:20]}...' has too many workers: a fleet has at most {MAX_WORKERS:,}")
         n = int(match[1]) if match[1] else workers
         if n is None:
             raise BadInput("fleet 'uniform' needs a number of workers: say 'uniform-8', for example")
         return _uniform(n)
     if name_or_path not in presets():
         raise BadInput(
-            f"no fleet is named {name_or_path!r}: {nearest(name_or_path, presets())} (uniform-N takes any N), or the path of a .toml file"
+            f"no fleet is named {name_or_path!r}: {nearest(name_or_path, presets())} (uniform-N takes any N up to {MAX_WORKERS:,}), "
+            "or the path of a .toml file"
         )
     return parse_fleet(tomllib.loads(_folder().joinpath(f"{name_or_path}.toml").read_text(encoding="utf-8")), gpus())
 
@@ -86,13 +89,13 @@ def _uniform(n: int) -> Fleet:
 def _from_file(path: Path) -> Fleet:
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a NUL in the path
         raise BadInput(
             f"the fleet file {str(path)!r} cannot be read ({error}): give a TOML file, or one of {', '.join(presets())}"
         ) from None
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits, or brackets thousands deep
         raise BadInput(f"the fleet file {str(path)!r} is not TOML: {error}") from None
     data.setdefault("name", path.stem)
     try:

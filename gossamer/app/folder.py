@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -14,8 +15,10 @@ from typing import Any
 from gossamer.app.config import Config, dump
 from gossamer.core.errors import BadInput, RunFailed
 
+_NAME_BYTES = 255
+"""What file systems allow."""
 _TITLE_LETTERS = 50
-"""So much of a title goes into a folder's name: file systems allow 255 bytes, and a letter may take four."""
+"""So much of a title goes into a folder's name; a letter may take four bytes."""
 _COUNTED = ("worker", "wall_s", "bytes_sent", "bytes_received", "compute_s", "straggler_idle_s", "network_idle_s")
 _NEEDED = {"round": ("tokens", *_COUNTED), "close": _COUNTED, "eval": ("time_s", "loss")}
 """What the summary reads of a record of metrics.jsonl, by kind, besides kind and round."""
@@ -60,6 +63,8 @@ def check_new(path: Path) -> None:
         BadInput: it exists and is not empty, is a file, or cannot be there.
     """
     try:
+        if any(len(os.fsencode(part)) > _NAME_BYTES for part in path.parts):
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
         if path.is_dir() and any(path.iterdir()):
             raise BadInput(f"the run folder {path} exists and is not empty: choose another with --out, or go on with it by --resume {path}")
         if path.exists() and not path.is_dir():
@@ -171,7 +176,7 @@ class RunFolder:
                 line = raw.decode("utf-8")
                 record = json.loads(line)
             except (ValueError, RecursionError):
-                if number == len(lines):  # what was written last had no time to end, or there is nothing after the last line
+                if number == len(lines) and (not raw or raw.startswith((b"{", b"\0"))):  # the end, or a write that a crash cut short
                     return
                 record = None
             if not _sound(record):

@@ -175,6 +175,8 @@ def resolve(config: Config) -> Job:
         plan, rounds, seed=config.seed, inner=_inner(config), schedule=schedule_named(config.schedule.name, config.schedule.given())
     )
     method = recipe(setting, **options)
+    if not isinstance(method, Method):
+        raise BadInput(f'method.name = "{config.method.name}" returned {type(method).__name__}: expected a function that returns a Method')
     method = _with_inner(method, config)
     return Job(config, fleet, method, layout, flops, charge)
 

@@ -26,7 +26,7 @@ def find_recipe(name: str) -> Callable[..., Any]:
     """The recipe of a name in `gossamer.recipes.REGISTRY`, or of a dotted path to one of your own.
 
     Raises:
-        BadInput: no such recipe.
+        BadInput: no such recipe, or something else that has that path.
     """
     recipes: Mapping[str, Callable[..., Any]] = importlib.import_module("gossamer.recipes").REGISTRY
     if name in recipes:
@@ -40,11 +40,36 @@ def find_recipe(name: str) -> Callable[..., Any]:
         sys.path.append(here)
     try:
         recipe = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
-        raise BadInput(f'method.name = "{name}" cannot be imported ({error}): give module.function, importable from here') from None
+    except Exception as error:  # whatever the module does while it is imported
+        raise BadInput(
+            f"method.name = {show(name)} cannot be imported ({type(error).__name__}: {error}): give module.function, importable from here"
+        ) from error
     if not callable(recipe):
         raise BadInput(f'method.name = "{name}" is {show(recipe)}: expected a function that returns a Method')
+    _check_takes_setting(name, recipe)
     return recipe
+
+
+def _check_takes_setting(name: str, recipe: Callable[..., Any]) -> None:
+    """A recipe's first argument is a setting, by name or by type, and it needs no other: nothing else is called on a configuration's
+    word."""
+    try:
+        parameters = list(inspect.signature(recipe).parameters.values())
+        hints = get_type_hints(recipe)
+    except Exception as error:
+        raise BadInput(f'method.name = "{name}" has no signature that can be read ({error}): expected a function of a setting') from error
+    needed = [p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    takes_it = (
+        len(needed) == 1
+        and needed[0] is parameters[0]
+        and needed[0].kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        and (needed[0].name == "setting" or hints.get(needed[0].name) is importlib.import_module("gossamer.recipes").Setting)
+    )
+    if not takes_it:
+        raise BadInput(
+            f'method.name = "{name}" is no recipe: it takes ({", ".join(p.name for p in parameters)}); expected a function that takes '
+            "a setting first, then options with defaults, and returns a Method"
+        )
 
 
 def known_options(recipe: Callable[..., Any], reserved: Collection[str] = ()) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from gossamer.app.wording import nearest
 from gossamer.core.errors import BadInput
+from gossamer.core.fleet import MAX_WORKERS
 
 METHODS = ("ddp", "local_sgd", "diloco", "gasloc", "dadam", "local_dadam", "geomesh", "noloco", "sparse_loco")
 """Names that `[method] name` knows; the keys of `gossamer.recipes.REGISTRY`, repeated here so that reading a file loads no torch."""
@@ -20,12 +21,26 @@ Scalar: TypeAlias = bool | int | float | str
 Option: TypeAlias = Scalar | list[Scalar]
 
 DEFAULT_ROUNDS = 20
+MAX_ROUNDS = 2**28 - 1
+"""As `gossamer.core.method` has it, for the same reason repeated here."""
 
 
 class Section(BaseModel):
     """A table of a configuration file: fixed keys, exact types, never changed after it is read."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+def _no_value(data: Any, key: str = "") -> str | None:
+    """What is wrong with the first value that cannot be anything: a text that is not UTF-8 (bytes of a command line that are none come as
+    halves of surrogate pairs), or a whole number so long that a product of a few has no floating-point neighbour."""
+    if isinstance(data, str) and not data.isascii() and data.encode("utf-8", errors="ignore").decode("utf-8") != data:
+        return f"{ascii(key)[1:-1]} holds bytes that are not UTF-8 text: give a name or path that is"
+    if isinstance(data, int) and data.bit_length() > 256:
+        return f"{key} is a number of {data.bit_length()} bits: expected one of at most 256"
+    items = data.items() if isinstance(data, dict) else enumerate(data, 1) if isinstance(data, list) else ()
+    inner = (_no_value(part, f"{key}.{name}".removeprefix(".")) for name, value in items for part in (name, value))
+    return next((fault for fault in inner if fault), None)
 
 
 class MethodSection(Section):
@@ -115,15 +130,22 @@ class DataSection(Section):
         default="stdlib", description='"stdlib", the text of Python\'s own library, always at hand, or a folder of text files'
     )
     tokenizer: Literal["bpe", "bytes"] = Field(default="bpe", description="bpe: trained on the data; bytes: no training, 256 symbols")
-    vocab_size: int = Field(default=1024, ge=300, description="symbols of the bpe tokenizer")
-    limit_mb: float = Field(default=16.0, gt=0, description="megabytes of text to read at most")
+    vocab_size: int = Field(default=1024, ge=300, le=10_000_000, description="symbols of the bpe tokenizer")
+    limit_mb: float = Field(default=16.0, ge=1e-6, le=1e9, description="megabytes of text to read at most")
+
+    @field_validator("source")
+    @classmethod
+    def _somewhere(cls, source: str) -> str:
+        if not source:
+            raise BadInput('data.source = "": expected "stdlib", a folder or a file; the current folder is "."')
+        return source
 
 
 class EvalSection(Section):
     """Held-out loss. It costs no virtual time."""
 
     every: int = Field(default=1, ge=0, description="rounds between evaluations; 0: only at the end")
-    sequences: int = Field(default=64, ge=1, description="held-out sequences per evaluation")
+    sequences: int = Field(default=64, ge=1, le=10_000_000, description="held-out sequences per evaluation")
     batch: int = Field(default=16, ge=1, description="sequences per forward pass of an evaluation")
     target_perplexity: float | None = Field(
         default=None, gt=1, description="the perplexity whose time is measured; a perplexity is exp(loss) and never reaches 1"
@@ -134,7 +156,7 @@ class FleetSection(Section):
     """The workers and the links between them."""
 
     name: str = Field(default="azure-4", description='a built-in fleet, "uniform", or a TOML file of your own')
-    workers: int | None = Field(default=None, ge=1, description='number of workers of the "uniform" fleet')
+    workers: int | None = Field(default=None, ge=1, le=MAX_WORKERS, description='number of workers of the "uniform" fleet')
 
 
 class ClockSection(Section):
@@ -145,11 +167,11 @@ class ClockSection(Section):
     charge_as: str = Field(default="", description="model preset whose compute and bytes are charged to the clock; empty: the one trained")
     charge_tokens: int = Field(default=0, ge=0, description="tokens of an average inner step as charged to the clock; 0: those trained on")
     codec_gbytes_per_s: float = Field(
-        default=20.0, gt=0, description="how fast encoding, decoding and outer steps pass over their float32 bytes"
+        default=20.0, ge=1e-12, description="how fast encoding, decoding and outer steps pass over their float32 bytes"
     )
     sharing: Literal["queue", "fair"] = Field(default="queue", description="how flows share a link: one after another, or max-min fair")
     pace_s: float = Field(
-        default=0.0, ge=0, description="real runs: seconds an inner step of the fastest worker takes; 0: as fast as it goes"
+        default=0.0, ge=0, le=86_400, description="real runs: seconds an inner step of the fastest worker takes; 0: as fast as it goes"
     )
 
 
@@ -163,10 +185,12 @@ class CheckpointSection(Section):
 class RunSection(Section):
     """How long, where and on what."""
 
-    rounds: int | None = Field(default=None, ge=1, description=f"length of the run in rounds; {DEFAULT_ROUNDS} when tokens is left out too")
+    rounds: int | None = Field(
+        default=None, ge=1, le=MAX_ROUNDS, description=f"length of the run in rounds; {DEFAULT_ROUNDS} when tokens is left out too"
+    )
     tokens: int | None = Field(default=None, ge=1, description="length of the run in tokens of all workers, instead of rounds")
     out: str = Field(default="", description="folder of the run; empty: runs/ with a name made of the method and the time")
-    threads_per_worker: int = Field(default=1, ge=1, description="CPU threads of each worker; another number gives other bits")
+    threads_per_worker: int = Field(default=1, ge=1, le=1024, description="CPU threads of each worker; another number gives other bits")
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="where the model is; auto: a GPU where there is one")
     on_death: Literal["stop"] = Field(default="stop", description="when a worker dies: stop all, keep the last checkpoint")
 
@@ -200,3 +224,14 @@ class Config(Section):
     clock: ClockSection = ClockSection()
     checkpoint: CheckpointSection = CheckpointSection()
     run: RunSection = RunSection()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _values(cls, data: Any) -> Any:
+        try:
+            fault = _no_value(data)
+        except RecursionError:
+            fault = "tables in tables, too many to follow: expected sections and their keys"
+        if fault is not None:
+            raise BadInput(fault)
+        return data

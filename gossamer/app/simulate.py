@@ -14,7 +14,7 @@ from gossamer.app.job import Job
 from gossamer.app.metrics import check_unchanged, evaluation, facts_of
 from gossamer.app.progress import Progress, duration
 from gossamer.app.summary import consensus_distance, fleet_mean, summarise
-from gossamer.core.errors import RunFailed
+from gossamer.core.errors import BadInput
 from gossamer.core.tree import Tree, master, sha256
 from gossamer.net.signals import handling
 from gossamer.sim.driver import Simulation
@@ -51,7 +51,7 @@ def simulate(job: Job, out: Path | None = None, resume: RunFolder | None = None,
             return resume
         found = checkpoint.latest(resume.checkpoints)
         if found is None:
-            raise RunFailed(f"{resume.path} has no whole checkpoint to go on from: start a new run with --out")
+            raise BadInput(f"{resume.path} has no whole checkpoint to go on from: start a new run with --out")
         round0 = found
         parts = [checkpoint.read_part(resume.checkpoints, round0, i) for i in range(job.n)]
         for name in ("metrics.jsonl", "trace.jsonl"):

@@ -100,7 +100,9 @@ def work(job: Job, out: Path, *, resume: bool = False) -> Path:
             check_unchanged(job, corpus, folder.facts())
             if folder.finished:
                 return folder.path
-        round0 = (checkpoint.latest(folder.checkpoints) or 0) if resume else 0
+        round0 = checkpoint.latest(folder.checkpoints) if resume else 0
+        if round0 is None:
+            raise BadInput(f"{out} has no whole checkpoint to go on from: start a new run with another --out")
         group.all_equal({"last whole checkpoint": round0})
         state = _run(job, group, folder, corpus, round0)
         _collect(job, group, folder, corpus, state)

@@ -26,16 +26,21 @@ from gossamer.core.errors import BadInput
 
 MSS_BYTES = 1460
 """Payload of one TCP segment on Ethernet."""
+MAX_WORKERS = 100_000
+"""Of a fleet: so many are simulated in minutes and fit in memory."""
+SMALLEST, LARGEST = 1e-12, 1e15
+"""Between these lies every number of a fleet that is not 0: products and quotients of a few of them stay finite and above 0."""
+_RANGE = f"from {SMALLEST:g} to {LARGEST:g}"
 
 
 def _above_zero(value: float, what: str, *, finite: bool = True) -> None:
-    if not value > 0 or (finite and math.isinf(value)):
-        raise BadInput(f"{what} is {value}: expected a {'finite ' if finite else ''}number above 0")
+    if not SMALLEST <= value <= LARGEST and (finite or value != math.inf):
+        raise BadInput(f"{what} is {value}: expected a {'finite ' if finite else ''}number above 0 ({_RANGE})")
 
 
 def _not_negative(value: float, what: str) -> None:
-    if not 0 <= value < math.inf:
-        raise BadInput(f"{what} is {value}: expected a finite number, 0 or more")
+    if value != 0 and not SMALLEST <= value <= LARGEST:
+        raise BadInput(f"{what} is {value}: expected a finite number, 0 or more ({_RANGE})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +59,10 @@ class Trace:
         times, factors = self.times_s, self.factors
         if not times or len(times) != len(factors):
             raise BadInput(f"a trace has {len(times)} times and {len(factors)} factors: give one factor for each time, at least one")
-        if times[0] != 0 or any(not a < b < math.inf for a, b in pairwise(times)):
-            raise BadInput(f"the times of a trace are {list(times)}: they must start at 0 and rise")
-        if any(not 0 <= f < math.inf for f in factors) or factors[-1] == 0:
-            raise BadInput(f"the factors of a trace are {list(factors)}: expected 0 (an outage) or more, and the last one above 0")
+        if times[0] != 0 or any(not a < b <= LARGEST for a, b in pairwise(times)):
+            raise BadInput(f"the times of a trace are {list(times)}: they must start at 0 and rise, to {LARGEST:g} at most")
+        if any(not 0 <= f <= LARGEST for f in factors) or factors[-1] < SMALLEST:
+            raise BadInput(f"the factors of a trace are {list(factors)}: expected 0 (an outage) or more, and the last one {_RANGE}")
 
     def factor(self, at_s: float) -> float:
         """The factor that holds at `at_s` (seconds, 0 or more)."""
@@ -121,15 +126,18 @@ class Site:
         me = f"of site {self.name!r}"
         if self.workers < 1:
             raise BadInput(f"workers {me} is {self.workers}: expected 1 or more (leave an empty site out)")
-        if not 0 < self.mfu <= 1:
+        if not SMALLEST <= self.mfu <= 1:
             raise BadInput(f"mfu {me} is {self.mfu}: expected a part of the peak, above 0 and at most 1 (0.4 is usual)")
         _not_negative(self.overhead_s, f"overhead_s {me}")
         _above_zero(self.speed, f"speed {me}")
         _above_zero(self.up_mbps, f"up_mbps {me}", finite=False)
         _above_zero(self.down_mbps, f"down_mbps {me}", finite=False)
         tokens = [t for t, _ in self.step_s]
-        if any(t < 1 or not 0 < s < math.inf for t, s in self.step_s) or any(a >= b for a, b in pairwise(tokens)):
-            raise BadInput(f"step_s {me} is {list(self.step_s)}: expected pairs (tokens of a step, seconds), both above 0, tokens rising")
+        if any(not 1 <= t <= LARGEST or not SMALLEST <= s <= LARGEST for t, s in self.step_s) or any(a >= b for a, b in pairwise(tokens)):
+            raise BadInput(
+                f"step_s {me} is {list(self.step_s)}: expected pairs (tokens of a step, seconds), both above 0 and at most {LARGEST:g} "
+                f"(seconds {SMALLEST:g} or more), tokens rising"
+            )
         if self.step_s and self.speed != 1.0:
             raise BadInput(f"site {self.name!r} has a measured step_s and speed {self.speed}: a measured time needs no factor; drop one")
 
@@ -173,12 +181,14 @@ class Link:
         _above_zero(self.rate_mbps, "rate_mbps of a link")
         _not_negative(self.latency_ms, "latency_ms of a link")
         _not_negative(self.jitter_ms, "jitter_ms of a link")
-        if not 0 <= self.loss < 1:
+        if self.loss != 0 and not SMALLEST <= self.loss < 1:
             raise BadInput(f"loss of a link is {self.loss}: expected a packet loss rate from 0 to below 1 (0.001 for 0.1 %)")
-        if self.window_bytes is not None and self.window_bytes < MSS_BYTES:
-            raise BadInput(f"window_bytes of a link is {self.window_bytes}: expected at least one segment of {MSS_BYTES} bytes")
-        if self.connections < 1:
-            raise BadInput(f"connections of a link is {self.connections}: expected 1 or more")
+        if self.window_bytes is not None and not MSS_BYTES <= self.window_bytes <= LARGEST:
+            raise BadInput(
+                f"window_bytes of a link is {self.window_bytes}: expected at least one segment of {MSS_BYTES} bytes, at most {LARGEST:g}"
+            )
+        if not 1 <= self.connections <= LARGEST:
+            raise BadInput(f"connections of a link is {self.connections}: expected 1 or more, at most {LARGEST:g}")
 
     @property
     def flow_mbps(self) -> float:
@@ -230,6 +240,8 @@ class Fleet:
         _not_negative(self.message_s, f"message_s of fleet {self.name!r}")
         if not self.sites:
             raise BadInput(f"fleet {self.name!r} has no sites: give at least one")
+        if (workers := sum(site.workers for site in self.sites)) > MAX_WORKERS:
+            raise BadInput(f"fleet {self.name!r} has {workers} workers: expected at most {MAX_WORKERS}")
         self._check_names()
         self._check_links()
         named = {end for pair in self.links for end in pair}

@@ -25,7 +25,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gossamer.core.errors import BadInput
-from gossamer.core.fleet import LAN, Fleet, Gpu, Link, Site, Trace
+from gossamer.core.fleet import LAN, LARGEST, Fleet, Gpu, Link, Site, Trace
 
 _FLEET = ("name", "source", "message_ms", "local", "gpus", "sites", "links")
 _SITE_NUMBERS = ("up_mbps", "down_mbps", "mfu", "overhead_s", "speed")
@@ -43,7 +43,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 def _keys(table: Any, known: Iterable[str], where: str, needed: Iterable[str] = ()) -> Mapping[str, Any]:
     if not isinstance(table, Mapping):
-        raise BadInput(f"{where} is {table!r}: expected a table")
+        raise BadInput(f"{where} is {_said(table)}: expected a table")
     for key in table:
         if key not in known:
             raise BadInput(f"{where} has an unknown key {key!r}; {nearest(str(key), known)}")
@@ -53,27 +53,41 @@ def _keys(table: Any, known: Iterable[str], where: str, needed: Iterable[str] = 
     return table
 
 
+def _said(value: Any) -> str:
+    """A value as Python writes it; long ones are cut."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no number of thousands of digits
+        return "far too long"
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
 def _number(value: Any, what: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise BadInput(f"{what} is {value!r}: expected a number")
-    return float(value)
+        raise BadInput(f"{what} is {_said(value)}: expected a number")
+    try:
+        return float(value)
+    except OverflowError:
+        raise BadInput(f"{what} is {_said(value)}: expected a number of at most {LARGEST:g}") from None
 
 
 def _integer(value: Any, what: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise BadInput(f"{what} is {value!r}: expected a whole number")
+        raise BadInput(f"{what} is {_said(value)}: expected a whole number")
+    if abs(value) > LARGEST:
+        raise BadInput(f"{what} is {_said(value)}: expected a whole number of at most {LARGEST:g}")
     return value
 
 
 def _text(value: Any, what: str) -> str:
     if not isinstance(value, str) or not value:
-        raise BadInput(f"{what} is {value!r}: expected a text in quotes")
+        raise BadInput(f"{what} is {_said(value)}: expected a text in quotes")
     return value
 
 
 def _list(value: Any, what: str) -> list[Any]:
     if not isinstance(value, list | tuple):
-        raise BadInput(f"{what} is {value!r}: expected a list in square brackets")
+        raise BadInput(f"{what} is {_said(value)}: expected a list in square brackets")
     return list(value)
 
 
@@ -92,7 +106,7 @@ def _gpu(name: str, table: Any) -> Gpu:
 def parse_gpus(data: Any) -> dict[str, Gpu]:
     """GPUs by name from {name: {"tflops", "memory_gb"}}."""
     if not isinstance(data, Mapping):
-        raise BadInput(f"gpus is {data!r}: expected a table of GPUs by name")
+        raise BadInput(f"gpus is {_said(data)}: expected a table of GPUs by name")
     return {name: _gpu(name, table) for name, table in data.items()}
 
 
@@ -126,7 +140,7 @@ def _ends(table: Mapping[str, Any], where: str) -> list[tuple[str, str]]:
         return [(_text(table["from"], f"from of {where}"), _text(table["to"], f"to of {where}"))]
     ends = [_text(e, f"an end of {where}") for e in _list(table["between"], f"between of {where}")]
     if len(ends) != 2:
-        raise BadInput(f"between of {where} is {ends}: expected two names")
+        raise BadInput(f"between of {where} is {_said(ends)}: expected two names")
     return list(dict.fromkeys([(ends[0], ends[1]), (ends[1], ends[0])]))
 
 
@@ -144,7 +158,7 @@ def _site(table: Any, index: int, gpus: Mapping[str, Gpu]) -> Site:
     for point in _list(t.get("step_s", []), f"step_s of {where}"):
         pair = _list(point, f"a point of step_s of {where}")
         if len(pair) != 2:
-            raise BadInput(f"a point of step_s of {where} is {pair}: expected [tokens of a step, seconds]")
+            raise BadInput(f"a point of step_s of {where} is {_said(pair)}: expected [tokens of a step, seconds]")
         profile.append((_integer(pair[0], f"tokens in step_s of {where}"), _number(pair[1], f"seconds in step_s of {where}")))
     numbers = {key: _number(t[key], f"{key} of {where}") for key in _SITE_NUMBERS if key in t}
     return Site(

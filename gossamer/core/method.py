@@ -27,6 +27,9 @@ from gossamer.core.topology import Complete, Topology
 
 Weights: TypeAlias = Literal["uniform", "tokens", "mixing"]
 
+MAX_ROUNDS = 2**28 - 1
+"""The round is part of a message's tag, which has 31 bits."""
+
 
 @dataclass(frozen=True)
 class Method:
@@ -71,8 +74,8 @@ class Method:
         return self.rounds * self.plan.tokens_per_round
 
     def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise BadInput(f"rounds is {self.rounds}; a run has at least 1")
+        if not 1 <= self.rounds <= MAX_ROUNDS:
+            raise BadInput(f"rounds is {self.rounds}; a run has at least 1, and at most {MAX_ROUNDS} (2^28 - 1)")
         if self.plan.n != self.n:
             raise BadInput(f"the plan is for {self.plan.n} workers and the topology for {self.n}: make them equal")
         if self.sync_from is not None and not 0 <= self.sync_from < self.n:

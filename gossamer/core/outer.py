@@ -51,8 +51,8 @@ def drift(x: Tree, y: Tree) -> Tree:
 
 
 def _check(lr: float, momentum: float) -> None:
-    if not lr > 0.0:
-        raise BadInput(f"outer learning rate {lr} must be above 0 (0.4 to 1.0 are usual)")
+    if not 0.0 < lr <= 1000.0:
+        raise BadInput(f"outer learning rate {lr} must be above 0, and at most 1000 (0.4 to 1.0 are usual)")
     if not 0.0 <= momentum < 1.0:
         raise BadInput(f"outer momentum {momentum} must be at least 0 and below 1 (0.9 is usual, 0 for none)")
 

@@ -33,6 +33,7 @@ def gasloc(
     `perfect` refuses an odd number of workers with one_peer, where one would sit out each round. A choice of parameters under which the
     workers drift apart (mean-square consensus rate of 1 or more) is refused, unless `force`.
     """
+    outer = Gossip(outer_lr, outer_momentum, momentum, nesterov)
     graph = topology_by_name(topology, setting.n, seed=setting.seed, alpha=alpha, perfect=perfect)
     if setting.n > 1 and not force:
         r = rate(momentum, graph, lr=outer_lr, momentum=outer_momentum, nesterov=nesterov)
@@ -48,7 +49,7 @@ def gasloc(
         schedule=setting.schedule,
         plan=setting.plan,
         topology=graph,
-        outer=Gossip(outer_lr, outer_momentum, momentum, nesterov),
+        outer=outer,
         rounds=setting.rounds,
         weights="mixing",
     )

@@ -76,7 +76,7 @@ def geomesh(
     setting: Setting,
     *,
     outer_lr: float = 0.7,
-    outer_momentum: float = 0.9,
+    outer_momentum: float = 0.6,
     weights: MeanWeights = "tokens",
     codec: CodecName = "sign",
     magnitude: Literal["tensor", "row", "block"] = "tensor",
@@ -91,7 +91,8 @@ def geomesh(
 
     Sends (n - 1) * P / 8 bytes a worker and round by `gather`. `shard` sends about 2 P / 8 but signs twice: other mathematics, so it is
     asked for by name. Departure from the paper: embeddings and the output layer carry one magnitude a row (`embeddings="same"` for the
-    paper's), so that rows no token touched stay where they are.
+    paper's), so that rows no token touched stay where they are. The outer momentum is what learned best in a few trials on this project's
+    small model (docs/lab-notes.md); the paper's is not published.
     """
     if codec != "sign" and magnitude != "tensor":
         raise BadInput(f"magnitude {magnitude!r} belongs to codec sign, not {codec}: leave it out")

@@ -83,8 +83,11 @@ def find(source: str | Path = STDLIB, limit_bytes: int | None = None) -> Text:
     if limit_bytes is not None and limit_bytes <= 0:
         raise BadInput(f"limit_bytes is {limit_bytes}; expected a positive number of bytes, or none for the whole corpus")
     builtin = str(source) == STDLIB
-    root = Path(sysconfig.get_path("stdlib")) if builtin else Path(source).expanduser()
-    files = _list(root, builtin)
+    try:
+        root = Path(sysconfig.get_path("stdlib")) if builtin else Path(source).expanduser()
+        files = _list(root, builtin)
+    except (OSError, RuntimeError) as error:  # RuntimeError: the home folder of nobody
+        raise BadInput(f"the corpus {str(source)!r} cannot be read ({error}): correct data.source, or make it readable") from error
     if limit_bytes is not None:
         files = _sample(files, limit_bytes)
     train, valid = _split(files)
@@ -93,7 +96,7 @@ def find(source: str | Path = STDLIB, limit_bytes: int | None = None) -> Text:
     h = hashlib.sha256()
     for split, part in (("train", train), ("valid", valid)):
         for file in part:
-            h.update(f"{split}\0{file.relative}\0{file.lo}\0{file.hi}\0".encode())
+            h.update(f"{split}\0{file.relative}\0{file.lo}\0{file.hi}\0".encode(errors="surrogateescape"))
             h.update(file.read())
     return Text(STDLIB if builtin else root.name, train, valid, h.hexdigest())
 
@@ -122,7 +125,7 @@ def _field(file: File, number: int, line: bytes) -> str:
         text = item["text"]
         if not isinstance(text, str):
             raise TypeError
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         where = f"line {number}" if file.lo == 0 else f"line {number} after byte {file.lo}"
         raise BadInput(
             f'{file.path}, {where}: expected a JSON object with a string field "text", got {line[:60]!r}: correct or remove the line'
@@ -168,7 +171,7 @@ def _sample(files: list[File], limit_bytes: int) -> list[File]:
             taken.append(take)
         left -= f.hi
     if not taken:
-        raise BadInput(f"limit_bytes = {limit_bytes} is less than the first line of the corpus: raise it")
+        raise BadInput(f"{limit_bytes} bytes are less than the first line of the corpus: raise data.limit_mb")
     return sorted(taken, key=lambda f: f.relative)
 
 

@@ -202,12 +202,14 @@ def _open(folder: Path, name: str) -> Corpus | None:
         about = json.loads((folder / "about.json").read_text())
         arrays = {split: np.load(folder / f"{split}.npy", mmap_mode="r") for split in ("train", "valid")}
         path = folder / "tokenizer.json"
-        if about["format"] != _FORMAT or any(len(arrays[s]) != about["tokens"][s] for s in arrays):
+        if about["format"] != _FORMAT or any(arrays[s].shape != (about["tokens"][s],) for s in arrays):
+            return None
+        if any(a.dtype not in (np.uint16, np.uint32) for a in arrays.values()) or not isinstance(about["vocab_size"] + about["eos"], int):
             return None
         return Corpus(
             name, arrays["train"], arrays["valid"], about["vocab_size"], about["sha256"], path if path.is_file() else None, about["eos"]
         )
-    except (OSError, ValueError, KeyError, EOFError):
+    except (OSError, ValueError, KeyError, TypeError, EOFError, RecursionError):
         return None
 
 
@@ -218,5 +220,5 @@ def _long_enough(split: str, tokens: int, sequence: int, source: str | Path = ""
         of = f" of {str(source)!r}" if str(source) else ""
         raise BadInput(
             f"the {split} text{of} has {tokens} tokens, too few for one window of {sequence} + 1: give more text, "
-            "raise limit_bytes, or shorten the sequence"
+            "raise data.limit_mb, or shorten plan.sequence"
         )

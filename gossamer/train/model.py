@@ -199,13 +199,25 @@ def _auto(given: dict[str, Any], vocab_size: int | None) -> Any:
         size = {} if vocab_size is None else {"vocab_size": vocab_size}
         # Ids of another vocabulary are only warned about; training does not use them.
         special = {k: given.get(k) for k in ("bos_token_id", "eos_token_id", "pad_token_id")}
-        return AutoConfig.for_model(kind, **{**given, **size, **special, "use_cache": False})
+        try:
+            return AutoConfig.for_model(kind, **{**given, **size, **special, "use_cache": False})
+        except Exception as error:  # the library raises errors of many kinds
+            raise _unbuildable(kind, error) from error
+
+
+def _unbuildable(kind: str, error: Exception) -> BadInput:
+    said = " ".join(f"{type(error).__name__}: {error}".split())[:400]
+    return BadInput(f"a {kind!r} model cannot be built from this configuration: {said}. Correct model.config")
 
 
 def _read(spec: str | Path) -> dict[str, Any]:
-    path = Path(spec).expanduser()
-    path = path / "config.json" if path.is_dir() else path
-    if not path.is_file():
+    try:
+        path = Path(spec).expanduser()
+        path = path / "config.json" if path.is_dir() else path
+        there = path.is_file()
+    except (OSError, RuntimeError) as error:  # RuntimeError: the home folder of nobody
+        raise BadInput(f"the model configuration {str(spec)[:80]!r} cannot be read ({error}): give the path of a config.json") from error
+    if not there:
         near = difflib.get_close_matches(str(spec), list(PRESETS), n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise BadInput(
@@ -214,7 +226,7 @@ def _read(spec: str | Path) -> dict[str, Any]:
         )
     try:
         given = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BadInput(f"the model configuration {path} cannot be read as JSON: {error}") from error
     if not isinstance(given, dict):
         raise BadInput(f"the model configuration {path} is a JSON {type(given).__name__}; expected an object")
@@ -227,8 +239,10 @@ def _instantiate(config: Any) -> nn.Module:
     with _quiet():
         try:
             model: nn.Module = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        except (ValueError, TypeError, ZeroDivisionError) as error:
-            raise BadInput(f"a {config.model_type!r} model cannot be built from this configuration: {str(error)[:400]}") from error
+        except Exception as error:  # the library and torch raise errors of many kinds
+            raise _unbuildable(config.model_type, error) from error
+    if not any(p.numel() for p in model.parameters()):
+        raise BadInput(f"a {config.model_type!r} model of this configuration has no parameters: raise its sizes")
     return model.train()
 
 

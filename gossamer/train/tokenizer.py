@@ -49,7 +49,7 @@ class Bytes:
         [[104, 195, 169]]
         """
         for text in texts:
-            yield np.frombuffer(text.encode("utf-8"), np.uint8).astype(np.int64)
+            yield np.frombuffer(text.encode("utf-8", errors="replace"), np.uint8).astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Trained:
         """See :class:`Tokenizer`."""
         texts = iter(texts)
         while batch := list(islice(texts, _BATCH)):
-            for encoding in self.inner.encode_batch(batch, add_special_tokens=False):
+            for encoding in self.inner.encode_batch([_whole(text) for text in batch], add_special_tokens=False):
                 yield np.asarray(encoding.ids, np.int64)
 
 
@@ -95,7 +95,7 @@ def train_bpe(texts: Iterable[str], total_bytes: int, vocab_size: int) -> Traine
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    backend.train_from_iterator(_thinned(texts, total_bytes), trainer=trainer)
+    backend.train_from_iterator(map(_whole, _thinned(texts, total_bytes)), trainer=trainer)
     eos = backend.token_to_id(END)
     assert eos is not None
     return Trained(backend, eos)
@@ -119,6 +119,11 @@ def read(path: Path) -> Trained:
         if (eos := backend.token_to_id(mark)) is not None:
             return Trained(backend, int(eos))
     raise BadInput(f"{path} has no end-of-text token; expected {END}, </s>, <|end_of_text|> or <eos> in its vocabulary")
+
+
+def _whole(text: str) -> str:
+    """`text` with "?" for halves of surrogate pairs, which JSON can hold and UTF-8 cannot."""
+    return text.encode("utf-8", errors="replace").decode("utf-8")
 
 
 def _thinned(texts: Iterable[str], total_bytes: int) -> Iterator[str]:
