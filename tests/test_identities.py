@@ -356,6 +356,9 @@ def test_untouched_embedding_rows_stay_where_they_are() -> None:
     start = toy_start()
     assert torch.equal(x["embed"][10], start["embed"][10])
     assert not torch.equal(x["embed"][3], start["embed"][3])
+    run = Lockstep(geomesh(setting(inner=Lion(lr=0.01, weight_decay=0.0), rounds=1), embeddings="same"))
+    run.run()
+    assert all(n["exact_zeros"] >= 5 / sum(v.numel() for v in start.values()) for n in run.notes), "five zeros of one row became steps"
     shared = final(geomesh(setting(inner=Lion(lr=0.01, weight_decay=0.0), rounds=4), embeddings="same"))[0]
     assert not torch.equal(shared["embed"][10], start["embed"][10])
 

@@ -54,7 +54,7 @@ def summarise(
     seconds = [dict.fromkeys(KINDS, 0.0) for _ in range(n)]
     wall = [0.0] * n
     sent, received, tokens, rounds = [0] * n, [0] * n, [0] * n, [0] * n
-    refused = 0
+    refused, exact_zeros = 0, 0.0
     for r in records:
         if r["kind"] not in ("round", "close"):
             continue
@@ -68,6 +68,7 @@ def summarise(
             tokens[i] += r["tokens"] or 0
             rounds[i] = max(rounds[i], r["round"])
             refused += i in r.get("refused", ())
+            exact_zeros = max(exact_zeros, r.get("exact_zeros", 0.0))
 
     def shares(kind: str) -> dict[str, Any]:
         each = [seconds[i][kind] / wall[i] if wall[i] else 0.0 for i in range(n)]
@@ -101,6 +102,7 @@ def summarise(
         "bytes_sent": sent,
         "bytes_received": received,
         "refused": refused,
+        "exact_zeros": exact_zeros,
         "consensus_distance": distance,
         "params_sha256": list(hashes),
         "charged_as": None if world == "net" else job.charged_as,

@@ -17,6 +17,7 @@ from gossamer.report.style import Chart
 from gossamer.report.table import as_html, verdicts
 from gossamer.report.words import (
     DASH,
+    alarms,
     caution,
     charged,
     clock,
@@ -28,7 +29,6 @@ from gossamer.report.words import (
     megabytes,
     percent,
     plain_label,
-    refusals,
     sentence,
     short,
     tidy,
@@ -223,7 +223,7 @@ def render(runs: Sequence[Run]) -> str:
         lead=sentence(runs[0]) if single else comparison_sentence(runs),
         charged=charged(runs),
         caution=caution(runs),
-        refusals=refusals(runs),
+        alarms=alarms(runs),
         verdicts=verdicts(runs),
         tiles=tiles(runs[0]) if single else (),
         table=Markup(as_html(runs, () if single else colors)),

@@ -9,7 +9,7 @@ from html import escape
 from statistics import mean, stdev
 
 from gossamer.report.read import Run
-from gossamer.report.words import Recipe, charged, clock, fixed, labels, megabytes, percent, plain_label, recipe, refusals, tidy
+from gossamer.report.words import Recipe, alarms, charged, clock, fixed, labels, megabytes, percent, plain_label, recipe, tidy
 
 
 @dataclass(frozen=True)
@@ -115,8 +115,8 @@ def as_text(runs: Sequence[Run]) -> str:
 
 
 def _after(runs: Sequence[Run], bullet: str) -> list[str]:
-    """Refused contributions and paired comparisons below a table, after an empty line; nothing when there are none."""
-    said = [*refusals(runs), *verdicts(runs)]
+    """Alarms and paired comparisons below a table, after an empty line; nothing when there are none."""
+    said = [*alarms(runs), *verdicts(runs)]
     return ["", *(bullet + line for line in said)] if said else []
 
 

@@ -210,8 +210,13 @@ def charged(runs: Sequence[Run]) -> str:
     return text + (f" (not for {', '.join(own)})" if own else "")
 
 
-def refusals(runs: Sequence[Run]) -> list[str]:
-    """A sentence for each run in which contributions were refused: something to look into, whatever the loss says."""
+MANY_ZEROS = 0.001
+"""Share of exact zeros that a codec made into steps, above which it is said."""
+
+
+def alarms(runs: Sequence[Run]) -> list[str]:
+    """A sentence for each run in which something calls for a look, whatever the loss says: refused contributions, or coordinates that did
+    not move and were made to by a codec that has no zero."""
     said = []
     for label, run in zip(labels(runs), runs, strict=True):
         count = int(run.number("refused") or 0)
@@ -219,6 +224,12 @@ def refusals(runs: Sequence[Run]) -> list[str]:
             said.append(
                 f"{label}: {count} of {len(run.rounds)} contributions were refused, being not finite or far too large; "
                 "metrics.jsonl names workers and rounds. A lower learning rate is the usual remedy."
+            )
+        zeros = run.number("exact_zeros") or 0.0
+        if zeros > MANY_ZEROS:
+            said.append(
+                f"{label}: up to {percent(zeros)} % of a worker's drift was exactly zero and travelled as a step (a sign has no zero). "
+                "method.magnitude = row or block leaves rows and blocks that nothing touched where they are."
             )
     return said
 

@@ -51,6 +51,8 @@ class Packet(NamedTuple):
     nbytes: int
     """Bytes on the wire, header included."""
     data: Tensor | None
+    zeros: int = 0
+    """Exact zeros that the codec could not say (the sender knows; it does not travel)."""
 
     @property
     def payload(self) -> Tensor:

@@ -78,7 +78,7 @@ def peer(seat: Seat, state: State) -> Program:
                 yield Load(state.x, reset_inner=refused or method.reset_inner)
         state.round += 1
         state.tokens += method.plan.tokens_per_round
-        yield Note(_record(seat, state, work, heard, norm, refused))
+        yield Note(_record(seat, state, work, heard, own, norm, refused))
         if isinstance((yield Boundary(state.round, state)), Stop):
             yield from _drain(seat, state)
             return state
@@ -238,7 +238,7 @@ def _own_pieces(seat: Seat, own: Own, weight: float = 1.0) -> list[Piece]:
     return [Piece(layouts[k], weight, packet.payload) for k, packet in own.items()]
 
 
-def _record(seat: Seat, state: State, work: _Worked, heard: Heard | None, norm: float, refused: bool) -> dict[str, Any]:
+def _record(seat: Seat, state: State, work: _Worked, heard: Heard | None, own: Own, norm: float, refused: bool) -> dict[str, Any]:
     heard = heard or work.landed
     record: dict[str, Any] = {
         "kind": "round",
@@ -249,6 +249,8 @@ def _record(seat: Seat, state: State, work: _Worked, heard: Heard | None, norm: 
         "loss": work.loss_sum / work.tokens if work.tokens else None,
         "drift_norm": norm,
     }
+    if zeros := sum(packet.zeros for packet in own.values()):
+        record["exact_zeros"] = zeros / seat.elements
     if heard and state.x:
         record["weights"] = {str(j): w for j, w in heard.weights.items() if w}
         # With overlap this round's own refusal is in what lands next.

@@ -106,8 +106,8 @@ class Seat:
         if tree is None:
             return Packet(header, self.whole_bytes if layout is self.layout else HEADER_BYTES + codec.nbytes(layout), None)
         data = blank(codec.nbytes(layout))
-        codec.encode(tree, layout, codec.stats(tree, layout) if said.stats is None else said.stats, data[HEADER_BYTES:])
-        return seal(data, header)
+        zeros = codec.encode(tree, layout, codec.stats(tree, layout) if said.stats is None else said.stats, data[HEADER_BYTES:])
+        return seal(data, header)._replace(zeros=zeros)
 
     def check(self, packet: Packet, round: int, sender: Addr) -> None:
         """Refuses a foreign packet by name."""
