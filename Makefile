@@ -14,7 +14,7 @@ test demo bench: export OMP_NUM_THREADS ?= 1
 .PHONY: help demo test lint bench clean
 
 help:
-	@echo "make demo    train a small model with four simulated workers and show its report"
+	@echo "make demo    train one model with four unlike workers, for real and simulated, and report"
 	@echo "make test    style, types and tests"
 	@echo "make lint    style and types only"
 	@echo "make bench   reproduction and speed tables"
