@@ -148,3 +148,12 @@ def test_a_difference_inside_the_paired_spread_is_no_difference(tmp_path: Path) 
 def test_one_seed_gives_no_verdict(tmp_path: Path) -> None:
     assert verdicts(seeds(tmp_path, {"geomesh": [3.0], "diloco": [3.5]})) == []
     assert "distinguishable" not in as_text(seeds(tmp_path / "x", {"geomesh": [3.0], "diloco": [3.0]}))
+
+
+def test_a_narrow_terminal_gets_a_column_for_each_run(tmp_path: Path) -> None:
+    runs = [Run.load(make_run(tmp_path / m, method=m)) for m in ("geomesh", "diloco")]
+    wide, tall = as_text(runs), as_text(runs, width=80)
+    assert max(map(len, tall.splitlines()[2:])) <= 80 < max(map(len, wide.splitlines()[2:]))
+    cells = {cell for row in comparison(runs) for cell in row.cells()}
+    assert all(cell in tall and cell in wide for cell in cells)
+    assert as_text(runs, width=20) == wide

@@ -18,7 +18,7 @@ from gossamer.net.group import STORE_ENV
 def _console() -> Console:
     """Wide enough for a table where there is no terminal to ask."""
     found = Console(highlight=False, soft_wrap=True)
-    return found if found.is_terminal else Console(highlight=False, soft_wrap=True, width=140)
+    return found if found.is_terminal else Console(highlight=False, soft_wrap=True, width=200)
 
 
 def _resumed(run: Path, configs: Sequence[Path], sets: Sequence[str], command: str, world: str) -> tuple[RunFolder, Job]:
@@ -48,7 +48,6 @@ def simulate(configs: Sequence[Path], sets: Sequence[str], *, resume: Path | Non
     from gossamer.app import simulate as world
     from gossamer.app.plan import show
     from gossamer.app.timing import time_only
-    from gossamer.report import read, table
 
     if timing_only:
         job = resolve(load(configs, sets))
@@ -63,7 +62,7 @@ def simulate(configs: Sequence[Path], sets: Sequence[str], *, resume: Path | Non
         path, job = _new(configs, sets, out)
         folder = world.simulate(job, path)
     _finish(folder.path)
-    _console().print(table.as_text([read.Run.load(folder.path)]), markup=False)
+    _show_table([folder.path])
 
 
 def report(runs: Sequence[Path], *, out: Path | None) -> None:
@@ -92,14 +91,21 @@ def plan(configs: Sequence[Path], sets: Sequence[str]) -> None:
 def compare(configs: Sequence[Path], sets: Sequence[str], *, base: Path | None, jobs: int, out: Path) -> None:
     """`gossamer compare`."""
     from gossamer.app.compare import compare as run
-    from gossamer.report import page, read, table
+    from gossamer.report import page
 
     shared = [base] if base else []
     planned = [resolve(load([*shared, config], sets)) for config in configs]
     folders = run(planned, out, processes=jobs, console=_console())
     path = page.write_page(folders, out / "report.html")
-    _console().print(table.as_text([read.Run.load(f) for f in folders]), markup=False)
+    _show_table(folders)
     _console().print(f"report: {path}")
+
+
+def _show_table(folders: Sequence[Path]) -> None:
+    from gossamer.report import read, table
+
+    console = _console()
+    console.print(table.as_text([read.Run.load(f) for f in folders], console.width), markup=False)
 
 
 def _finish(folder: Path) -> None:
@@ -113,7 +119,6 @@ def _finish(folder: Path) -> None:
 def train(configs: Sequence[Path], sets: Sequence[str], *, workers: int | None, resume: Path | None, out: Path | None) -> None:
     """`gossamer train`."""
     from gossamer.app import train as world
-    from gossamer.report import read, table
 
     if world.is_worker():
         if workers is not None:
@@ -133,7 +138,7 @@ def train(configs: Sequence[Path], sets: Sequence[str], *, workers: int | None, 
         )
     folder = world.launch_local(job, path, resume=resume is not None)
     _finish(folder)
-    _console().print(table.as_text([read.Run.load(folder)]), markup=False)
+    _show_table([folder])
 
 
 def _fitted(workers: int | None, configs: Sequence[Path], sets: Sequence[str]) -> list[str]:

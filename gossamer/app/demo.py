@@ -61,7 +61,7 @@ def demo(out: Path | None, console: Console) -> Path:
     path = page.write_page(folders, out / "report.html")
     page.write_page([real], real / "report.html")
     console.print()
-    console.print(table.as_text([read.Run.load(f) for f in folders]), markup=False)
+    console.print(table.as_text([read.Run.load(f) for f in folders], console.width), markup=False)
     console.print()
     console.print(f"The real run and its simulation end with the same parameters, bit for bit: sha256 {same[:16]}...")
     console.print("A short run with one seed shows the machinery; it does not rank the methods.")

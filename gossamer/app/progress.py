@@ -16,6 +16,8 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bar
 
+_WIDE = 110
+"""Columns of a terminal in which there is room for more than the essentials."""
 _PLAIN_LINES = 10
 """Lines that a run prints where there is no terminal, about."""
 
@@ -62,7 +64,7 @@ class Progress:
         if self._console.is_terminal:
             self._bar = Bar(
                 TextColumn("{task.description}", markup=False),
-                BarColumn(bar_width=24),
+                BarColumn(bar_width=12),
                 TextColumn("{task.fields[status]}", markup=False),
                 console=self._console,
             )
@@ -105,7 +107,7 @@ class Progress:
             parts.append(f"loss {loss:.3f}")
         if spent_s > 0 and tokens > self._first_tokens:
             parts.append(f"{count((tokens - self._first_tokens) / spent_s)} tokens/s")
-        if extra:
+        if extra and (self._bar is None or self._console.width >= _WIDE):
             parts.append(extra)
         if done > 0 and round < self._total:
             parts.append(f"{duration(spent_s / done * (self._total - round))} left")

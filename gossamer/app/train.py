@@ -137,7 +137,7 @@ def _run(job: Job, group: Group, folder: RunFolder, corpus: Corpus, round0: int)
             mine.folder.cut(name, round0)
     else:
         state = job.first_state(me, master({k: p.cpu() for k, p in parameters_of(body.model).items()}))
-    title = f"{job.title} on {job.fleet.name}, {job.n} processes"
+    title = f"{job.title} on {job.fleet.name}"
     with Progress(job.method.rounds, title, quiet=me != 0, first_round=round0, first_tokens=state.tokens) as progress:
         hooks = NetHooks(job, group, folder, mine, corpus, progress)
         try:

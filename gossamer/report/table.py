@@ -101,17 +101,28 @@ def title(runs: Sequence[Run]) -> str:
     return f"{len(runs)} run{'s' * (len(runs) != 1)}{goal}" + (f"; {extra}" if extra else "")
 
 
-def as_text(runs: Sequence[Run]) -> str:
-    """The table for a terminal: titles, units, one line per run."""
+def as_text(runs: Sequence[Run], width: int | None = None) -> str:
+    """The table for a terminal: a line for each run, or, where that is wider than `width` characters, a column for each run. Where that
+    is too wide as well, a line for each run after all."""
     lines = [tuple(name for name, _ in COLUMNS), tuple(unit for _, unit in COLUMNS), *(row.cells() for row in comparison(runs))]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(COLUMNS))]
+    wide = _aligned(lines, words=WORDS, heads=2)
+    if width is not None and max(map(len, wide)) > width:
+        names = [f"{name} ({unit})" if unit else name for name, unit in COLUMNS]
+        tall = _aligned(list(zip(names, *lines[2:], strict=True)), words=1, heads=1)
+        wide = tall if max(map(len, tall)) <= width else wide
+    return "\n".join([title(runs), "", *wide, *_after(runs, "")])
+
+
+def _aligned(lines: Sequence[Sequence[str]], words: int, heads: int) -> list[str]:
+    """Columns side by side, the first `words` of them to the left, the others to the right, with a rule below the first `heads` lines."""
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
 
     def put(line: Sequence[str]) -> str:
-        return "  ".join(c.ljust(w) if i < WORDS else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True))).rstrip()
+        return "  ".join(c.ljust(w) if i < words else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True))).rstrip()
 
     body = [put(line) for line in lines]
     rule = "─" * (sum(widths) + 2 * len(widths) - 2)
-    return "\n".join([title(runs), "", *body[:2], rule, *body[2:], *_after(runs, "")])
+    return [*body[:heads], rule, *body[heads:]]
 
 
 def _after(runs: Sequence[Run], bullet: str) -> list[str]:
