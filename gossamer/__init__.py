@@ -12,9 +12,9 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-from gossamer.core.errors import BadInput, RunFailed
+from gossamer.core.errors import BadInput, RunFailed, Stopped
 
-__all__ = ["BadInput", "RunFailed", "__version__", "recipes"]
+__all__ = ["BadInput", "RunFailed", "Stopped", "__version__", "recipes"]
 
 __version__ = "0.1.0"
 

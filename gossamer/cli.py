@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from gossamer import BadInput, RunFailed, __version__
+from gossamer import BadInput, RunFailed, Stopped, __version__
 
 app = typer.Typer(
     name="gossamer",
@@ -113,7 +113,10 @@ def plan(configs: Configs = None, sets: Sets = None) -> None:
 def report(
     runs: Runs,
     out: Annotated[
-        Path | None, typer.Option("--out", help="The page to write; left out: report.html in the first run folder.", show_default=False)
+        Path | None,
+        typer.Option(
+            "--out", help="The page to write; left out: report.html in the run folder. Needed for several runs.", show_default=False
+        ),
     ] = None,
 ) -> None:
     """Make one self-contained page of one or several runs."""
@@ -156,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         _say(_os_words(error) if isinstance(error, OSError) else str(error))
         return 2 if isinstance(error, BadInput) else 1
-    except KeyboardInterrupt as stopped:
+    except (Stopped, KeyboardInterrupt) as stopped:
         _say(str(stopped) or "interrupted")
         return 130
     return 0

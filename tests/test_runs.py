@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 from small_runs import corpus, flags, settings
 
-from gossamer.app.config import dump, load
+from gossamer.app.config import dump, load, override
 from gossamer.app.folder import RunFolder
 from gossamer.app.job import resolve
 from gossamer.app.simulate import SimHooks, simulate
 from gossamer.cli import main
+from gossamer.core.errors import Stopped
 from gossamer.net.launch import launch
 from gossamer.report import page, read, table
 
@@ -85,7 +86,7 @@ def test_a_simulation_stopped_and_resumed_is_the_uninterrupted_one(method: str, 
 
     with monkeypatch.context() as patch:
         patch.setattr(SimHooks, "boundary", interrupt)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(Stopped, match="--resume"):
             quiet_run(sets, tmp_path / "cut")
     assert not (tmp_path / "cut" / "summary.json").exists()
     folder = RunFolder.existing(tmp_path / "cut")
@@ -249,3 +250,9 @@ def test_a_comparison_makes_one_table_and_goes_on_where_it_was(text: Path, tmp_p
     assert main(["compare", *map(str, files), "--out", str(out), "--set", "run.rounds=3"]) == 2
     assert "another configuration" in capsys.readouterr().err
     assert len(table.comparison([read.Run.load(out / n) for n in ("diloco", "gasloc")])) == 2
+
+
+def test_the_demonstration_is_the_configuration_file_of_that_name() -> None:
+    from gossamer.app.demo import jobs
+
+    assert load([HERE.parent / "configs" / "demo.toml"]) == override(jobs()["GeoMesh"].config, {"name": "", "plan.name": "proportional"})

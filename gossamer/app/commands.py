@@ -69,6 +69,8 @@ def report(runs: Sequence[Path], *, out: Path | None) -> None:
     """`gossamer report`."""
     from gossamer.report import page
 
+    if out is None and len(runs) > 1:
+        raise BadInput(f"a page of {len(runs)} runs belongs to none of their folders: say where to write it, with --out FILE")
     path = page.write_page(runs, out or runs[0] / "report.html")
     _console().print(f"report: {path}")
 

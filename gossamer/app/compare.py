@@ -42,10 +42,10 @@ def compare(jobs: Sequence[Job], out: Path, *, processes: int = 1, console: Cons
     jobs[0].corpus()  # made once, before all processes ask for it
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), initializer=end_with_parent) as pool:
         running = {pool.submit(_in_a_process, job.config, folder): job for job, folder in todo}
-        for done in as_completed(running):
+        for number, done in enumerate(as_completed(running), start=1):
             done.result()
             if console:
-                console.print(f"{running[done].title}: done")
+                console.print(f"{number} of {len(running)} done: {running[done].title}")
     return folders
 
 

@@ -21,7 +21,7 @@ BASE: dict[str, Any] = {
     "model": {"preset": "tiny"},
     "data": {"limit_mb": 8.0},
     "fleet": {"name": "azure-4"},
-    "clock": {"charge_as": "llama-150m", "charge_tokens": 65_536, "pace_s": 0.06},
+    "clock": {"charge_as": "llama-150m", "charge_tokens": 65_536, "pace_s": 0.15},
     "eval": {"sequences": 64, "target_perplexity": 200.0},
     "run": {"rounds": 10},
 }
@@ -52,20 +52,22 @@ def demo(out: Path | None, console: Console) -> Path:
     planned = jobs()
     geomesh = planned["GeoMesh"]
     out.mkdir(parents=True, exist_ok=True)
+    console.print("About 4 minutes: a real run in four processes, then three simulations of the same.\n")
     _prepare(geomesh, console)
-    console.rule("1 of 2: GeoMesh for real: four processes on this machine, paced like an H100, an A100, an L40S and an RTX 6000 Ada")
-    real = launch_local(_save(geomesh, out / "real.toml", {"name": "GeoMesh (real)"}), out / "geomesh-real")
-    console.rule("2 of 2: the same data and fleet under the virtual clock: DiLoCo, GeoMesh, GASLoC")
-    folders = compare(list(planned.values()), out)
-    same = _same(real, folders[list(planned).index("GeoMesh")])
-    path = page.write_page(folders, out / "report.html")
+    console.print("\n1 of 2: GeoMesh for real: four processes here, paced like an H100, an A100, an L40S and an RTX 6000 Ada", style="bold")
+    real = launch_local(_save(geomesh, out / "real.toml", {"name": "GeoMesh, real"}), out / "geomesh-real")
+    console.print("\n2 of 2: the same data and fleet under the virtual clock: DiLoCo, GeoMesh, GASLoC", style="bold")
+    simulated = compare(list(planned.values()), out)
+    same = _same(real, simulated[list(planned).index("GeoMesh")])
+    folders = [real, *simulated]
     page.write_page([real], real / "report.html")
+    path = page.write_page(folders, out / "report.html")
     console.print()
     console.print(table.as_text([read.Run.load(f) for f in folders], console.width), markup=False)
     console.print()
     console.print(f"The real run and its simulation end with the same parameters, bit for bit: sha256 {same[:16]}...")
     console.print("A short run with one seed shows the machinery; it does not rank the methods.")
-    console.print(f"report: {path}")
+    console.print(f"report: {path} (of the real run alone: {real / 'report.html'})")
     return path
 
 

@@ -57,15 +57,18 @@ def show(job: Job, console: Console, timed: tuple[dict[str, Any], SimResult], ro
     heard_by = len(method.topology.at(0).out(0)) if isinstance(method.exchange, Gather) else n - 1
     sent = method.exchange.sent_bytes(method.codec, job.layout, heard_by, n, HEADER_BYTES)
     lines = [
-        f"{method.rounds} rounds of {count(plan.tokens_per_round)} tokens: {count(method.total_tokens)} tokens, about {duration(whole_s)}",
-        f"model: {count(parameters)} parameters; a worker sends {sent / 1e6:.2f} MB a round ({sent / (4 * parameters):.3f} x fp32)",
+        f"{method.rounds} rounds of {count(plan.tokens_per_round)} tokens: {count(method.total_tokens)} tokens, "
+        f"about {duration(whole_s)} of virtual time",
+        f"model: {count(parameters)} parameters; a worker sends {sent / 1e6:.2f} MB a round ({sent / (4 * parameters):.3f} x fp32)"
+        + (f", charged as {sent * job.bytes_charge / 1e6:.1f} MB" if job.charged_as else ""),
         f"mean: utilisation {100 * summary['utilisation']['mean']:.1f} %, straggler idle {100 * summary['straggler_idle']['mean']:.1f} %, "
         f"network idle {100 * summary['network_idle']['mean']:.1f} %",
     ]
     copies = 1 + len(method.outer.init({"p": torch.zeros(1)})) + (method.feedback is not None) + (method.cadence.overlap > 0)
     names = "anchor" + ("" if copies == 1 else f" and {copies - 1} more float32 {'copy' if copies == 2 else 'copies'}")
     charged = 4 * copies * parameters * job.bytes_charge
-    lines.append(f"outer state per worker: {charged / 1e6:.1f} MB ({names}), in host memory on a CPU run, beside the model on a GPU")
+    of = " of the model that is charged" if job.charged_as else ""
+    lines.append(f"outer state per worker, beside the model: {charged / 1e6:.1f} MB ({names}{of})")
     if isinstance(method.outer, Gossip) and n > 1:
         o = method.outer
         r = rate(o.form, method.topology, lr=o.lr, momentum=o.momentum, nesterov=o.nesterov)

@@ -79,18 +79,19 @@ class Progress:
             self._bar.stop()
             self._bar = None
 
-    def update(self, round: int, tokens: int, loss: float | None, extra: str = "") -> None:
+    def update(self, round: int, tokens: int, loss: float | None, extra: str = "", *, what: str = "loss") -> None:
         """Tells how far the run is.
 
         Args:
             round: rounds completed.
             tokens: tokens that all workers have consumed so far.
-            loss: mean training loss of the round in nats; None when there is none (timing only).
+            loss: in nats; None when there is none.
             extra: anything else worth a few words, such as the virtual clock.
+            what: whose loss it is, in a word or two.
         """
         if self._quiet:
             return
-        status = self._status(round, tokens, loss, extra)
+        status = self._status(round, tokens, loss, extra, what)
         if self._bar is not None:
             self._bar.update(self._task, completed=round, status=status)
             return
@@ -99,12 +100,12 @@ class Progress:
             self._shown = tenth
             self._print(f"{self._title}: {status}")
 
-    def _status(self, round: int, tokens: int, loss: float | None, extra: str) -> str:
+    def _status(self, round: int, tokens: int, loss: float | None, extra: str, what: str) -> str:
         spent_s = self._now_s() - self._begin_s
         done = round - self._first_round
         parts = [f"round {round}/{self._total}"]
         if loss is not None:
-            parts.append(f"loss {loss:.3f}")
+            parts.append(f"{what} {loss:.3f}")
         if spent_s > 0 and tokens > self._first_tokens:
             parts.append(f"{count((tokens - self._first_tokens) / spent_s)} tokens/s")
         if extra and (self._bar is None or self._console.width >= _WIDE):

@@ -14,7 +14,7 @@ from gossamer.app.job import Job
 from gossamer.app.metrics import check_unchanged, evaluation, facts_of
 from gossamer.app.progress import Progress, duration
 from gossamer.app.summary import consensus_distance, fleet_mean, summarise
-from gossamer.core.errors import BadInput
+from gossamer.core.errors import BadInput, Stopped
 from gossamer.core.tree import Tree, master, sha256
 from gossamer.net.signals import handling
 from gossamer.sim.driver import Simulation
@@ -92,7 +92,10 @@ def simulate(job: Job, out: Path | None = None, resume: RunFolder | None = None,
             hooks.close()
     final = [state for state in result.final if state is not None]
     if hooks.stopped_at is not None and hooks.stopped_at < job.method.rounds:
-        raise KeyboardInterrupt(f"stopped after round {hooks.stopped_at}; go on with --resume {folder.path}")
+        raise Stopped(
+            f"stopped after round {hooks.stopped_at} of {job.method.rounds}, where a checkpoint was written; "
+            f"go on with: gossamer simulate --resume {folder.path}"
+        )
     write_result(job, "sim", folder, [s.x for s in final], hooks.judge)
     return folder
 
@@ -127,7 +130,7 @@ class SimHooks:
         self._furthest = 0
         self._cuts: dict[int, dict[int, tuple[float, Tree | None]]] = defaultdict(dict)
         self._parts: dict[int, dict[int, str]] = defaultdict(dict)
-        self._losses: dict[int, list[tuple[float, int]]] = defaultdict(list)
+        self._loss: float | None = None
 
     def boundary(self, worker: int, round: int, time_s: float, state: State, body: Body | None) -> Go | Stop:
         self._furthest = max(self._furthest, round)
@@ -160,17 +163,11 @@ class SimHooks:
         time_s = max(t for t, _ in cut.values())
         trees = [tree for _, (_, tree) in sorted(cut.items()) if tree is not None]
         if trees:
-            self.metrics.add(
-                evaluation(round, "fleet", tokens, time_s, self.judge(fleet_mean(self.job, trees)), distance=consensus_distance(trees))
-            )
-        losses = self._losses.pop(round, [])
-        total = sum(n for _, n in losses)
-        loss = sum(value * n for value, n in losses) / total if total else None
-        self.progress.update(round, tokens, loss, f"virtual clock {duration(time_s)}")
+            self._loss = self.judge(fleet_mean(self.job, trees))
+            self.metrics.add(evaluation(round, "fleet", tokens, time_s, self._loss, distance=consensus_distance(trees)))
+        self.progress.update(round, tokens, self._loss, f"virtual clock {duration(time_s)}", what="validation loss")
 
     def note(self, record: dict[str, Any]) -> None:
-        if record["kind"] == "round" and record["loss"] is not None:
-            self._losses[record["round"]].append((record["loss"], record["tokens"]))
         self.metrics.add(record)
 
     def span(self, worker: int, kind: TraceKind, start_s: float, end_s: float, round: int) -> None:

@@ -15,7 +15,7 @@ from gossamer.app.job import Job
 from gossamer.app.metrics import check_unchanged, evaluation, facts_of
 from gossamer.app.progress import Progress, duration
 from gossamer.app.simulate import write_result
-from gossamer.core.errors import BadInput, RunFailed
+from gossamer.core.errors import BadInput, RunFailed, Stopped
 from gossamer.core.tree import layout_hash, master
 from gossamer.net.driver import run
 from gossamer.net.group import STORE_ENV, Group, init
@@ -42,7 +42,7 @@ def launch_local(job: Job, out: Path, *, resume: bool = False) -> Path:
     Raises:
         BadInput: the folder is in the way, or is none to resume.
         RunFailed: a worker failed; what it was has been said.
-        KeyboardInterrupt: the run was stopped, and can be resumed.
+        Stopped: the run was asked to stop, and can be resumed.
     """
     corpus = job.corpus()  # made once, before all workers ask for it
     if not resume:
@@ -64,7 +64,7 @@ def launch_local(job: Job, out: Path, *, resume: bool = False) -> Path:
     threads = str(job.config.run.threads_per_worker)
     code = launch(job.n, command, out / "logs", env={"OMP_NUM_THREADS": threads}, last_checkpoint=last)
     if code in (130, 143):
-        raise KeyboardInterrupt(f"stopped; go on with: gossamer train --workers {job.n} --resume {out}")
+        raise Stopped(f"stopped; last whole checkpoint: {last() or 'none yet'}")
     if code == 2:
         raise BadInput(f"a worker refused its input; its words are above, or in {out / 'logs'}")
     if code:
@@ -145,6 +145,8 @@ def _run(job: Job, group: Group, folder: RunFolder, corpus: Corpus, round0: int)
         finally:
             mine.close()
     hooks.close_checkpoints(wait=True)
+    if missed := hooks.missed_pace():
+        print(missed, file=sys.stderr)
     return state
 
 
@@ -204,10 +206,12 @@ class NetHooks:
         self.judge = job.judge(corpus)
         self._open: dict[int, int] = {}  # round -> planned tokens, of checkpoints that worker 0 has not closed
         self._loss: float | None = None
+        self._compute_s, self._steps = 0.0, 0
 
     def boundary(self, worker: int, round: int, time_s: float, state: State, body: Body | None) -> Go | Stop:
         if self._due(self.job.config.eval.every, round):
-            self.mine.add("metrics.jsonl", evaluation(round, worker, state.tokens, time_s, self.judge(state.x)))
+            self._loss = self.judge(state.x)
+            self.mine.add("metrics.jsonl", evaluation(round, worker, state.tokens, time_s, self._loss))
         if self._due(self.job.config.checkpoint.every, round) or round == self.group.last_round:
             assert body is not None
             self.mine.flush()
@@ -215,7 +219,8 @@ class NetHooks:
             self.group.post(f"checkpoint/{round}/{worker}", sha)
             self._open[round] = state.tokens
         self.close_checkpoints()
-        self.progress.update(round, state.tokens, self._loss, f"clock {duration(time_s)}")
+        whose = "validation loss" if self.job.method.synchronous else f"worker {worker}'s validation loss"
+        self.progress.update(round, state.tokens, self._loss, f"clock {duration(time_s)}", what=whose)
         return Go()
 
     def _due(self, every: int, round: int) -> bool:
@@ -234,8 +239,19 @@ class NetHooks:
 
     def note(self, record: dict[str, Any]) -> None:
         if record["kind"] == "round":
-            self._loss = record["loss"]
+            self._compute_s += record["compute_s"]
+            self._steps += self.job.method.plan.steps[self.group.me]
         self.mine.add("metrics.jsonl", record)
+
+    def missed_pace(self) -> str | None:
+        """What to say where this worker could not keep the pace that was asked for."""
+        asked_s = self.job.pace_s(self.group.me)
+        if asked_s is None or not self._steps or self._compute_s / self._steps <= 1.1 * asked_s:
+            return None
+        return (
+            f"worker {self.group.me} could not keep its pace: {self._compute_s / self._steps:.3f} s an inner step, {asked_s:.3f} s asked. "
+            "The idle times of this run are this machine's, not the fleet's: raise clock.pace_s"
+        )
 
     def span(self, worker: int, kind: TraceKind, start_s: float, end_s: float, round: int) -> None:
         self.mine.add("trace.jsonl", {"worker": worker, "kind": kind, "start_s": start_s, "end_s": end_s, "round": round + 1})

@@ -210,10 +210,12 @@ def _obituary(i: Addr, child: _Child, checkpoint: str | None) -> str:
     code = child.code or 0
     if code < 0:
         name = signal.Signals(-code).name
-        fate = f"was killed ({name})" + (": often for lack of memory" if -code == signal.SIGKILL else "")
+        fate = f"was killed ({name})"
     else:
         fate = f"failed (exit code {code})"
     lines = [f"worker {i} {fate}, so the run was ended."]
+    if -code == signal.SIGKILL:
+        lines.append("If nobody killed it, the system did, which it does when memory runs out.")
     if child.log is not None:
         with child.log.open("rb") as log:
             log.seek(child.log_start_bytes)
