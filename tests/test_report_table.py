@@ -13,6 +13,7 @@ from report_folders import make_run
 
 from gossamer.report.read import Run
 from gossamer.report.table import COLUMNS, as_html, as_markdown, as_text, comparison, title, verdicts
+from gossamer.report.words import comparison_sentence, labels
 
 
 class Cells(HTMLParser):
@@ -157,3 +158,12 @@ def test_a_narrow_terminal_gets_a_column_for_each_run(tmp_path: Path) -> None:
     cells = {cell for row in comparison(runs) for cell in row.cells()}
     assert all(cell in tall and cell in wide for cell in cells)
     assert as_text(runs, width=20) == wide
+
+
+def test_times_and_bytes_are_compared_on_one_clock(tmp_path: Path) -> None:
+    real = Run.load(make_run(tmp_path / "real", method="geomesh", network_s=0.0, payload=1000))
+    charged = [Run.load(make_run(tmp_path / m, method=m, charged_as="llama-150m")) for m in ("gasloc", "diloco")]
+    name = labels([real, *charged])[0]
+    scores, rest = comparison_sentence([real, *charged]).split("; ", 1)
+    assert scores.startswith("3 runs") and name not in rest
+    assert f"{name} sent least" in comparison_sentence([real, *(Run.load(make_run(tmp_path / f"own-{m}", method=m)) for m in ("a", "b"))])

@@ -290,21 +290,23 @@ def sentence(run: Run) -> str:
 
 
 def comparison_sentence(runs: Sequence[Run]) -> str:
-    """What a comparison shows, in plain words computed from the numbers."""
+    """What a comparison shows, in plain words computed from the numbers. Times and bytes are compared among the runs on one clock: where
+    some are charged as a bigger model, those."""
     named = list(zip(labels(runs), runs, strict=True))
+    clocked = [(n, r) for n, r in named if r.charged_as is not None] or named
     parts = []
     scored = sorted((p, n) for n, r in named if (p := r.number("final_perplexity")) is not None)
     if scored:
         (low, best), (high, worst) = scored[0], scored[-1]
         parts.append(f"the lowest final perplexity is {_perplexity(low)} ({best}), the highest {_perplexity(high)} ({worst})")
     targets = {r.number("target_perplexity") for _, r in named}
-    quick = sorted((t, n) for n, r in named if (t := r.number("time_to_target_s")) is not None)
+    quick = sorted((t, n) for n, r in clocked if (t := r.number("time_to_target_s")) is not None)
     if quick and len(targets) == 1 and (target := targets.pop()) is not None:
         text = f"{quick[0][1]} came first to perplexity {target:g}, after {duration(quick[0][0])}"
         if len(quick) > 1 and quick[0][0] > 0:
             ratio = quick[1][0] / quick[0][0]
             text += f" ({quick[1][1]}: {f'{ratio:.2g} times that' if ratio >= 1.05 else 'within 5 % of that'})"
         parts.append(text)
-    sent = sorted((sum(r.bytes_sent) / max(1, len(r.bytes_sent)), n) for n, r in named)
+    sent = sorted((sum(r.bytes_sent) / max(1, len(r.bytes_sent)), n) for n, r in clocked)
     parts.append(f"{sent[0][1]} sent least, {megabytes(sent[0][0])} MB per worker; {sent[-1][1]} most, {megabytes(sent[-1][0])} MB")
     return f"{len(runs)} runs: {'; '.join(parts)}."
