@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import platform
 from typing import Any
 
@@ -14,6 +13,7 @@ from gossamer.app.job import Job
 from gossamer.core.errors import BadInput
 from gossamer.core.tree import numel
 from gossamer.train.data import Corpus
+from gossamer.train.evaluate import perplexity
 
 
 def evaluation(round: int, worker: int | str, tokens: int, time_s: float, loss: float, distance: float | None = None) -> dict[str, Any]:
@@ -25,7 +25,7 @@ def evaluation(round: int, worker: int | str, tokens: int, time_s: float, loss: 
         "tokens": tokens,
         "time_s": time_s,
         "loss": loss,
-        "perplexity": math.exp(min(loss, 700.0)),
+        "perplexity": perplexity(loss),
     }
     return record if distance is None else record | {"consensus_distance": distance}
 

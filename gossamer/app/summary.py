@@ -11,6 +11,7 @@ import torch
 from gossamer.app.job import Job
 from gossamer.core.combine import mean
 from gossamer.core.tree import Tree, numel
+from gossamer.train.evaluate import perplexity
 
 KINDS = ("compute", "straggler_idle", "network_idle")
 
@@ -77,7 +78,7 @@ def summarise(
     target = job.config.eval.target_perplexity
     hit_s = None
     if target is not None:
-        hits = [r["time_s"] for r in records if r["kind"] == "eval" and r["loss"] is not None and math.exp(min(r["loss"], 700.0)) <= target]
+        hits = [r["time_s"] for r in records if r["kind"] == "eval" and r["loss"] is not None and perplexity(r["loss"]) <= target]
         hit_s = min(hits, default=None)
     return {
         "name": job.title,
@@ -91,8 +92,8 @@ def summarise(
         "tokens": sum(tokens),
         "seed": job.config.seed,
         "final_loss": final_loss,
-        "final_perplexity": None if final_loss is None else math.exp(min(final_loss, 700.0)),
-        "final_perplexity_workers": None if worker_losses is None else [math.exp(min(loss, 700.0)) for loss in worker_losses],
+        "final_perplexity": None if final_loss is None else perplexity(final_loss),
+        "final_perplexity_workers": None if worker_losses is None else [perplexity(loss) for loss in worker_losses],
         "wall_s": max(wall),
         "time_to_target_s": hit_s,
         "target_perplexity": target,

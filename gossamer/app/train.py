@@ -100,12 +100,8 @@ def work(job: Job, out: Path, *, resume: bool = False) -> Path:
             check_unchanged(job, corpus, folder.facts())
             if folder.finished:
                 return folder.path
-        round0 = checkpoint.latest(folder.checkpoints) if resume else 0
-        if round0 is None:
-            raise BadInput(f"{out} has no whole checkpoint to go on from: start a new run with another --out")
-        group.all_equal({"last whole checkpoint": round0})
-        state = _run(job, group, folder, corpus, round0)
-        _collect(job, group, folder, corpus, state)
+        state, hooks = _run(job, group, folder, corpus, _first_round(group, folder) if resume else 0)
+        _collect(job, group, folder, hooks, state)
         stopped = group.stopped_by
     if stopped:
         raise SystemExit(128 + stopped)
@@ -124,7 +120,17 @@ def _folder(job: Job, group: Group, out: Path, corpus: Corpus, resume: bool) -> 
     return RunFolder.existing(out)
 
 
-def _run(job: Job, group: Group, folder: RunFolder, corpus: Corpus, round0: int) -> State:
+def _first_round(group: Group, folder: RunFolder) -> int:
+    """The round of the newest whole checkpoint. Worker 0 reads them all through; the others take its word, and each reads its own part."""
+    if group.me == 0:
+        group.post("resume", str(checkpoint.latest(folder.checkpoints) or ""))
+    said = group.posted(["resume"], wait=True)
+    if not said or not said[0]:
+        raise BadInput(f"{folder.path} has no whole checkpoint to go on from: start a new run with another --out")
+    return int(said[0])
+
+
+def _run(job: Job, group: Group, folder: RunFolder, corpus: Corpus, round0: int) -> tuple[State, NetHooks]:
     me = group.me
     body = job.body(me, corpus, job.pace_s(me))
     start_s = 0.0
@@ -147,12 +153,12 @@ def _run(job: Job, group: Group, folder: RunFolder, corpus: Corpus, round0: int)
     hooks.close_checkpoints(wait=True)
     if missed := hooks.missed_pace():
         print(missed, file=sys.stderr)
-    return state
+    return state, hooks
 
 
-def _collect(job: Job, group: Group, folder: RunFolder, corpus: Corpus, state: State) -> None:
+def _collect(job: Job, group: Group, folder: RunFolder, hooks: NetHooks, state: State) -> None:
     """Everybody's records to worker 0, and the fleet's mean; these bytes are not the method's and are counted apart."""
-    mine = _Mine(folder, group.me).folder
+    mine = hooks.mine.folder
     for name in STREAMS:
         told = group.gather_bytes((mine.path / name).read_bytes())
         if told is not None:
@@ -163,7 +169,7 @@ def _collect(job: Job, group: Group, folder: RunFolder, corpus: Corpus, state: S
     if trees is not None:
         everybody = list(trees)
         if state.round == job.method.rounds:
-            write_result(job, "net", folder, everybody, job.judge(corpus))
+            write_result(job, "net", folder, everybody, hooks.judge)
 
 
 class _Mine:

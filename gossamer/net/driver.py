@@ -21,7 +21,6 @@ from gossamer.worker.effects import (
     Addr,
     Body,
     Boundary,
-    Compute,
     Effect,
     Expect,
     Gather,
@@ -37,6 +36,7 @@ from gossamer.worker.effects import (
     Stop,
 )
 from gossamer.worker.packet import Packet, unseal
+from gossamer.worker.pump import Final, Pump
 from gossamer.worker.state import State
 
 
@@ -70,10 +70,11 @@ class C10dWorld:
             RunFailed: the program or its body raised, or a message is not what was expected; a PeerLost, as soon as it is noticed, when
                 another worker is gone. The group is closed then.
         """
+        self._body = body
         self._ledger = Ledger(self.group.me, self._hooks, self.group.notes.ready_at, self._start_s, self.round)
         try:
             with handling(self._ask_stop):
-                final = self._drive(program, body)
+                final = self._drive(program)
         except BaseException as error:
             with suppress(Exception):  # the first failure is the one to report
                 program.close()
@@ -86,18 +87,17 @@ class C10dWorld:
         """Seconds at boundaries (checkpoints, evaluation), which are in no account."""
         return self._ledger.paused_s
 
-    def _drive(self, program: Program, body: Body) -> State:
-        ledger, reply = self._ledger, None
+    def _drive(self, program: Program) -> State:
+        ledger, pump, reply = self._ledger, Pump(program, self), None
         while True:
             try:
-                effect = program.send(reply)
-                ledger.spend(effect.kind if isinstance(effect, Span) else "send")
-                self.group.board.check()
-                reply = self._answer(effect, body)
-            except StopIteration as stop:
+                step = pump.advance(reply)
                 ledger.spend("send")
-                final: State = stop.value
-                return final
+                if isinstance(step, Final):
+                    return step.state
+                self.group.board.check()
+                reply = self._body.compute(step.work)
+                ledger.spend("compute")
             except RunFailed as error:
                 if error is self.group.board.failure:
                     raise
@@ -105,14 +105,13 @@ class C10dWorld:
             except Exception as error:
                 raise RunFailed(f"worker {self.group.me}, round {self.round}: {type(error).__name__}: {error}") from error
 
-    def _answer(self, effect: Effect, body: Body) -> Reply:
+    def answer(self, effect: Effect) -> Reply:
+        """The reply to any effect but Compute; it may block."""
         ledger, transport = self._ledger, self.group.transport
-        if isinstance(effect, Compute):
-            done = body.compute(effect.work)
-            ledger.spend("compute")
-            return done
+        ledger.spend(effect.kind if isinstance(effect, Span) else "send")
+        self.group.board.check()
         if isinstance(effect, Load):
-            body.load(effect.tree, effect.reset_inner)
+            self._body.load(effect.tree, effect.reset_inner)
             ledger.spend("outer")
         elif isinstance(effect, Expect):
             for j, nbytes in effect.sizes.items():
@@ -126,7 +125,7 @@ class C10dWorld:
         elif isinstance(effect, SiteSum):
             return effect.value
         elif isinstance(effect, Boundary):
-            return self._cross(effect, body)
+            return self._cross(effect)
         elif isinstance(effect, Note):
             record = ledger.record(effect.record)
             if self._hooks is not None:
@@ -161,13 +160,13 @@ class C10dWorld:
         self._ledger.bytes_received += sum(p.nbytes for p in packets.values())
         return packets
 
-    def _cross(self, effect: Boundary, body: Body) -> Go | Stop:
+    def _cross(self, effect: Boundary) -> Go | Stop:
         """Agrees on whether to stop here before the hooks are asked, so that they know the last boundary (`Group.last_round`)."""
         ledger, notes = self._ledger, self.group.notes
         ledger.flush()
         stop = notes.cross(effect.round)
         self.round = ledger.round = self.group.board.round = effect.round
-        asked = Go() if self._hooks is None else self._hooks.boundary(self.group.me, effect.round, ledger.time_s, effect.state, body)
+        asked = Go() if self._hooks is None else self._hooks.boundary(self.group.me, effect.round, ledger.time_s, effect.state, self._body)
         if isinstance(asked, Stop) and not stop:
             notes.request_stop(0)
         ledger.pause()
