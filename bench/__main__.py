@@ -49,13 +49,24 @@ def _at_least(what: str, value: float, aim: float) -> Line:
 
 def _codec(found: Mapping[str, Any]) -> list[Line]:
     row = found["results"]
-    encode, whole, decode = (row[f"sign tensor: {what}"] for what in ("encode", "stats + encode", "decode + add"))
-    return [
-        Line("plain copy of float32 numbers, one thread", f"{row['copy_ (torch)']['gb_s']:.1f} GB/s"),
-        _at_least(f"sign encode ({encode['gb_s']:.1f} GB/s), to the copy", encode["of_copy"], 0.8),
-        _at_least(f"sign decode and add ({decode['gb_s']:.1f} GB/s), to the copy", decode["of_copy"], 0.6),
-        Line(f"  encode with its magnitudes ({whole['gb_s']:.1f} GB/s), to the copy", f"{whole['of_copy']:.2f}"),
+
+    def line(what: str, name: str, aim: float) -> Line:
+        return _at_least(f"{what} ({row[name]['gb_s']:.1f} GB/s), to the copy", row[name]["of_copy"], aim)
+
+    kinds = ("tensor", "row", "block 256")
+    peaks = [row[f"sign {kind}: {what}"]["peak_mb"] for kind in kinds for what in ("feedback + stats + encode", "decode + add")]
+    lines = [
+        Line(f"plain copy of float32 numbers, {found['setting']['preset']}, one thread", f"{row['copy_ (torch)']['gb_s']:.1f} GB/s"),
+        line("sign encode", "sign tensor: encode", 0.8),
+        line("sign decode and add", "sign tensor: decode + add", 0.6),
+        *(line(f"  encode with its magnitudes, by {kind}", f"sign {kind}: stats + encode", 0.4) for kind in kinds),
+        *(line(f"  the same with error feedback, by {kind}", f"sign {kind}: feedback + stats + encode", 0.4) for kind in kinds),
+        *(line(f"  decode and add, by {kind}", f"sign {kind}: decode + add", 0.3) for kind in kinds[1:]),
     ]
+    if None not in peaks:
+        most, limit = max(peaks), found["setting"]["largest_tensor_mb"]
+        lines.append(Line("  memory beside the trees and the payload", f"{most:.0f} MB", f"under {limit:.0f} MB", most < limit))
+    return lines
 
 
 def _sim_events(found: Mapping[str, Any]) -> list[Line]:
@@ -86,7 +97,7 @@ def _overhead(found: Mapping[str, Any]) -> list[Line]:
 
 
 PARTS: dict[str, Part] = {
-    "codec": Part(("--numel", str(1 << 25), "--repeats", "11"), _codec),
+    "codec": Part((), _codec),
     "sim_events": Part((), _sim_events, repeats=3),
     "logical": Part((), _logical),
     "overhead": Part((), _overhead),

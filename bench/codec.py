@@ -1,100 +1,130 @@
-"""How fast the codecs are on one thread, against a plain copy of the same tensor measured in turn with them.
+"""How fast the codecs are on one thread, against a plain copy of the same tree measured in turn with them.
 
-    python bench/codec.py [--numel 134217728] [--repeats 7]
+    python -m bench.codec [--preset llama-134m] [--repeats 5]
 
-GB/s counts the float32 bytes that go in. A ratio is the median over the repeats of (time of the copy in that repeat / time of the
-operation); "of copy" is against torch's copy_, "of copyto" against NumPy's. Writes bench/results/codec.json.
+For each codec, over random numbers in the shapes of the preset: encode (statistics known), statistics and encode, those with error
+feedback as a round does it (gossamer.core.codec.write: e <- e + D, encode e, e <- e - decoded), and decode-and-add into a mean.
+GB/s counts the float32 bytes that go in, by CPU time. A ratio is the median over the repeats of (time of the copy in that repeat / time
+of the operation); "of copy" is against torch's copy_, "of copyto" against NumPy's, tensor by tensor. "Peak MB" is how far the resident
+set of the process rises during the operation (empty where the system does not tell). Writes bench/results/codec.json.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import torch
 
+from bench.common import write
+from gossamer.app import memory
 from gossamer.core.codec import Bf16, Codec, Fp16, Fp32, Int8, Sign, TopK
-from gossamer.core.tree import Layout, Tree, layout_of
+from gossamer.core.codec import write as write_payload
+from gossamer.core.feedback import Feedback
+from gossamer.core.tree import Layout, Tree, map_tree, numel, zeros_like
+from gossamer.train.model import PRESETS, meta_layout
 
 COPY, COPYTO = "copy_ (torch)", "copyto (numpy)"
-CODECS: list[tuple[str, Codec, int]] = [
-    ("sign tensor", Sign(), 768),
-    ("sign row 768", Sign(magnitude="row"), 768),
-    ("sign row 96", Sign(magnitude="row"), 96),
-    ("sign block 256", Sign(magnitude="block"), 768),
-    ("fp32", Fp32(), 768),
-    ("fp16", Fp16(), 768),
-    ("bf16", Bf16(), 768),
-    ("int8 256", Int8(), 768),
-    ("topk 1/64", TopK(), 768),
-]
-"""Title, codec, elements of a row."""
+CODECS: dict[str, Codec] = {
+    "sign tensor": Sign(),
+    "sign row": Sign(magnitude="row"),
+    "sign block 256": Sign(magnitude="block"),
+    "fp32": Fp32(),
+    "fp16": Fp16(),
+    "bf16": Bf16(),
+    "int8 256": Int8(),
+    "topk 1/64": TopK(),
+}
+Step = Callable[[], object]
+CPU = torch.device("cpu")
 
 
-def operations(title: str, codec: Codec, tree: Tree, acc: Tree) -> dict[str, Callable[[], object]]:
-    """Encode, statistics with encode where there are some, and decode-and-add."""
-    layout: Layout = layout_of(tree)
-    stats = codec.stats(tree, layout)
-    out = torch.zeros(codec.nbytes(layout), dtype=torch.uint8)
-    codec.encode(tree, layout, stats, out)
-    found: dict[str, Callable[[], object]] = {f"{title}: encode": lambda: codec.encode(tree, layout, stats, out)}
+def said(codec: Codec, tree: Tree, layout: Layout, out: torch.Tensor, residual: Tree | None) -> None:
+    """What a round does between the drift and the packets, on a site of one rank."""
+    writing = write_payload(codec, tree, layout, [(layout, out)], Feedback() if residual else None, residual)
+    try:
+        value = next(writing)
+        while True:
+            value = writing.send(value)
+    except StopIteration:
+        return
+
+
+def operations(codec: Codec, tree: Tree, residual: Tree, acc: Tree, layout: Layout) -> dict[str, Step]:
+    """What is measured of a codec."""
+    stats, out = codec.stats(tree, layout), torch.zeros(codec.nbytes(layout), dtype=torch.uint8)
+    found: dict[str, Step] = {"encode": lambda: codec.encode(tree, layout, stats, out)}
     if stats:
-        found[f"{title}: stats + encode"] = lambda: codec.encode(tree, layout, codec.stats(tree, layout), out)
-    found[f"{title}: decode + add"] = lambda: codec.accumulate(out, layout, acc, 0.25)
+        found["stats + encode"] = lambda: said(codec, tree, layout, out, None)
+    if codec.lossy:
+        found["feedback + stats + encode"] = lambda: said(codec, tree, layout, out, residual)
+    found["decode + add"] = lambda: codec.accumulate(out, layout, acc, 0.25)
     return found
 
 
-def measure(numel: int, repeats: int) -> dict[str, dict[str, float]]:
+def seconds(step: Step) -> float:
+    """One run, in CPU time of this process, which has one thread: what else runs on the machine disturbs it less."""
+    start_s = time.process_time()
+    step()
+    return time.process_time() - start_s
+
+
+def peak_mb(step: Step) -> float | None:
+    """How far the resident set rises above where it was; it ran before, so that its inputs and outputs are resident."""
+    if not memory.can_reset():
+        return None
+    memory.reset_peak(CPU)
+    before_gb = memory.used_gb(CPU)
+    step()
+    return max(0.0, 1000 * (memory.peak_gb(CPU) - before_gb))
+
+
+def measure(layout: Layout, repeats: int) -> dict[str, dict[str, float | None]]:
     """Medians by operation."""
     torch.set_num_threads(1)
-    x = torch.randn(numel, generator=torch.Generator().manual_seed(0))
-    y, acc = torch.zeros_like(x), torch.zeros_like(x)
-    steps: dict[str, Callable[[], object]] = {
-        COPY: lambda: y.copy_(x),
-        COPYTO: lambda: np.copyto(y.numpy(), x.numpy()),
+    g = torch.Generator().manual_seed(0)
+    tree: Tree = {part.name: torch.randn(part.numel // part.row, part.row, generator=g) for part in layout}
+    residual, acc = map_tree(torch.clone, tree), zeros_like(tree)
+    copies: dict[str, Step] = {
+        COPY: lambda: [acc[k].copy_(v) for k, v in tree.items()],
+        COPYTO: lambda: [np.copyto(acc[k].numpy(), v.numpy()) for k, v in tree.items()],
     }
-    for title, codec, row in CODECS:
-        rows = numel // row
-        tree, sums = ({"w": t[: rows * row].view(rows, row)} for t in (x, acc))
-        steps |= operations(title, codec, tree, sums)
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for repeat in range(repeats + 1):
-        for name, step in steps.items():
-            start_s = time.perf_counter()
-            step()
-            if repeat:  # the first warms up
-                times[name].append(time.perf_counter() - start_s)
-
-    def ratio(name: str, to: str) -> float:
-        return statistics.median(c / t for c, t in zip(times[to], times[name], strict=True))
-
-    return {
-        name: {"gb_s": 4 * numel / statistics.median(t) / 1e9, "of_copy": ratio(name, COPY), "of_copyto": ratio(name, COPYTO)}
-        for name, t in times.items()
-    }
+    nbytes, table = 4 * numel(layout), dict[str, dict[str, float | None]]()
+    for title, codec in CODECS.items():
+        steps = operations(codec, tree, residual, acc, layout)
+        taken = [{name: seconds(step) for name, step in (copies | steps).items()} for _ in range(repeats + 1)][1:]  # the first warms up
+        for name, step in (steps if table else copies | steps).items():
+            table[name if name in copies else f"{title}: {name}"] = {
+                "gb_s": nbytes / statistics.median(row[name] for row in taken) / 1e9,
+                "of_copy": statistics.median(row[COPY] / row[name] for row in taken),
+                "of_copyto": statistics.median(row[COPYTO] / row[name] for row in taken),
+                "peak_mb": peak_mb(step),
+            }
+    return table
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--numel", type=int, default=1 << 27, help="float32 numbers in the tensor (default 134217728)")
-    parser.add_argument("--repeats", type=int, default=7, help="timed repeats, after one that warms up (default 7)")
+    parser.add_argument("--preset", default="llama-134m", choices=list(PRESETS), help="whose shapes (default llama-134m)")
+    parser.add_argument("--repeats", type=int, default=5, help="timed repeats, after one that warms up (default 5)")
     args = parser.parse_args()
-    if args.numel < 768 or args.repeats < 1:
-        parser.error("--numel must be at least 768 and --repeats at least 1")
-    table = measure(args.numel, args.repeats)
-    print(f"{args.numel} float32, one thread, {args.repeats} repeats\n{'':32}  GB/s  of copy_  of copyto")
+    if args.repeats < 1:
+        parser.error("--repeats must be at least 1")
+    layout = meta_layout(args.preset)
+    table = measure(layout, args.repeats)
+    print(f"{args.preset}, {numel(layout):,} float32, one thread, {args.repeats} repeats\n{'':42}  GB/s  of copy_  of copyto  peak MB")
     for name, row in table.items():
-        print(f"{name:32} {row['gb_s']:5.2f}    {row['of_copy']:5.2f}      {row['of_copyto']:5.2f}")
-    target = Path(__file__).parent / "results" / "codec.json"
-    target.parent.mkdir(exist_ok=True)
-    setting = {"numel": args.numel, "repeats": args.repeats, "threads": 1, "torch": torch.__version__, "numpy": np.__version__}
-    target.write_text(json.dumps({"setting": setting | {"cores_on_machine": os.cpu_count()}, "results": table}, indent=2) + "\n")
+        peak = "" if row["peak_mb"] is None else f"{row['peak_mb']:7.1f}"
+        print(f"{name:42} {row['gb_s']:5.2f}    {row['of_copy']:5.2f}      {row['of_copyto']:5.2f}  {peak}")
+    setting = {
+        "preset": args.preset, "numel": numel(layout), "tensors": len(layout), "largest_tensor_mb": max(4e-6 * p.size for p in layout),
+        "repeats": args.repeats, "threads": 1, "torch": torch.__version__, "numpy": np.__version__, "cores_on_machine": os.cpu_count(),
+    }  # fmt: skip
+    write("codec", {"setting": setting, "results": table})
 
 
 if __name__ == "__main__":

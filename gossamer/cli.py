@@ -87,18 +87,39 @@ def simulate(
 
 @app.command()
 def compare(
-    configs: Annotated[list[Path], typer.Argument(metavar="CONFIG", help="One TOML file for each run.", show_default=False)],
+    configs: Annotated[list[Path], typer.Argument(metavar="CONFIG", help="One TOML file for each run, or row.", show_default=False)],
     out: Annotated[Path, typer.Option("--out", help="Folder for the runs, the table and the report.", show_default=False)],
     sets: Sets = None,
     base: Annotated[
         Path | None, typer.Option("--base", metavar="CONFIG", help="A TOML file that all runs share.", show_default=False)
     ] = None,
     jobs: Annotated[int, typer.Option("--jobs", min=1, help="Runs at a time, each in a process of its own.")] = 1,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--grid", metavar="KEY=V1,V2", help="Every CONFIG with each of these values. May be repeated: combinations.", show_default=False
+        ),
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option("--seeds", min=1, help="Every row with seeds 0, 1, ...: so many of them.", show_default=False)
+    ] = None,
+    shard: Annotated[
+        str | None, typer.Option("--shard", metavar="K/N", help="Run the K-th of N parts of a grid.", show_default=False)
+    ] = None,
+    cells: Annotated[
+        Path | None, typer.Option("--cells", metavar="DIR", help="Where a grid's finished runs are kept.", show_default=False)
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the run folders of a grid.")] = False,
 ) -> None:
-    """Simulate several configurations on the same data and fleet: one table and one report."""
+    """Simulate several configurations on the same data and fleet: one table and one report; with --grid or --seeds, one table of means."""
     from gossamer.app import commands
 
-    commands.compare(configs, sets or [], base=base, jobs=jobs, out=out)
+    if grid or seeds or shard or cells or keep:
+        commands.compare_grid(
+            configs, sets or [], base=base, jobs=jobs, out=out, grid=grid or [], seeds=seeds, shard=shard, cells=cells, keep=keep
+        )
+    else:
+        commands.compare(configs, sets or [], base=base, jobs=jobs, out=out)
 
 
 @app.command()
@@ -107,6 +128,31 @@ def plan(configs: Configs = None, sets: Sets = None) -> None:
     from gossamer.app import commands
 
     commands.plan(configs or [], sets or [])
+
+
+@app.command()
+def profile(
+    configs: Configs = None,
+    sets: Sets = None,
+    workers: Annotated[
+        int | None,
+        typer.Option("--workers", min=1, help="Local worker processes. Left out: one worker, as under torchrun.", show_default=False),
+    ] = None,
+    batches: Annotated[
+        str | None,
+        typer.Option("--batches", metavar="B1,B2,...", help="Sequences per step to measure. Left out: 1, 2, 4, ...", show_default=False),
+    ] = None,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Inner steps to time at each batch size, at least.")] = 5,
+    memory_limit_gb: Annotated[
+        float | None,
+        typer.Option("--memory-limit-gb", metavar="GB", help="What a worker may use. Left out: what there is.", show_default=False),
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The fleet file to write.")] = Path("profile.toml"),
+) -> None:
+    """Measure this machine's workers, their memory and the links between them: a fleet file for plans and simulations."""
+    from gossamer.app import commands
+
+    commands.profile(configs or [], sets or [], workers=workers, batches=batches, steps=steps, memory_limit_gb=memory_limit_gb, out=out)
 
 
 @app.command()
@@ -134,6 +180,20 @@ def trace(
     from gossamer.app import commands
 
     commands.trace(run, to=to)
+
+
+@app.command()
+def bench(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Which: geomesh.", show_default=False)],
+    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Runs at a time, each in a process of its own.")] = 2,
+    cells: Annotated[Path, typer.Option("--cells", help="Folder of cached runs.")] = Path("bench/results/cells"),
+    results: Annotated[Path, typer.Option("--results", help="Folder of the result file.")] = Path("bench/results"),
+    docs: Annotated[Path, typer.Option("--docs", help="Folder of the page whose tables are filled in, and of its figures.")] = Path("docs"),
+) -> None:
+    """Reproduce a published table: tuned rows, paired seeds, figures. Cached runs are not run again."""
+    from gossamer.bench.run import run
+
+    run(name, jobs=jobs, cells=cells, results=results, docs=docs)
 
 
 @app.command()

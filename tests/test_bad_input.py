@@ -48,6 +48,9 @@ CASES = {
     "perplexity below 1": (["eval.target_perplexity=0.5"], ["target_perplexity", "0.5", "1"]),
     "lossy ring": (["method.name=diloco", "method.codec=sign", "method.exchange=ring"], ["ring", "sign", "gather or shard"]),
     "lossless feedback": (["method.codec=fp32", "method.error_feedback=true"], ["feedback", "fp32"]),
+    "mean feedback without a second signing": (["method.error_feedback=mean"], ["error feedback", "gather", "shard"]),
+    "more fragments than tensors": (["method.name=streaming_diloco", "method.fragments=500"], ["500 fragments", "tensors"]),
+    "eager without overlap": (["method.name=diloco", "method.eager=true"], ["eager", "set overlap"]),
     "diverging gossip": (
         [
             "method.name=gasloc",

@@ -203,7 +203,7 @@ def test_run_folder_fields_are_those_that_a_run_writes(beside: Path, monkeypatch
 
     for file in (p.name for p in folder.path.iterdir()):
         assert file in text, f"a run writes {file}"
-    metrics, evaluations = section(text, "## metrics.jsonl").split('`kind = "eval"`')
+    metrics, evaluations = section(text, "## metrics.jsonl").split('`kind = "plan"`')[0].split('`kind = "eval"`')
     records = folder.read_lines("metrics.jsonl")
     assert {k for r in records if r["kind"] == "round" for k in r} - {"kind"} == fields(metrics)
     assert {k for r in records if r["kind"] == "eval" for k in r} - {"kind"} == fields(evaluations)

@@ -22,7 +22,8 @@ FLOORS: dict[str, set[str]] = {
     "train": {"core", "worker", "train"},
     "app": {"core", "worker", "recipes", "sim", "net", "train", "app", "report", ""},
     "report": {"report"},
-    "cli": {"app", "report", ""},
+    "bench": {"core", "app", "bench"},
+    "cli": {"app", "report", "bench", ""},
     "__main__": {"cli"},
     "": {"core", "worker", "recipes", "sim", "net", "train", "app"},
 }

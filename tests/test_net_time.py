@@ -71,7 +71,7 @@ class Clock:
 def booked(monkeypatch: pytest.MonkeyPatch, ready: Mapping[int, float]) -> tuple[float, float]:
     """(straggler, network) of worker 0's wait from 50 to 60 for worker 1, whose message carries workers 1 and 2."""
     clock = Clock(monkeypatch)
-    ledger = Ledger(0, None, lambda round: ready, 0.0, 0)
+    ledger = Ledger(0, None, lambda round, fragment: ready, 0.0, 0)
     clock.now_s = 60.0
     ledger.wait({1: 60.0}, {1: (1, 2)}, 0)
     clock.now_s = 61.0
@@ -101,7 +101,7 @@ def test_waits_are_split_at_the_latest_ready(
 
 def test_what_had_arrived_before_is_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
-    ledger = Ledger(0, None, lambda round: {}, 0.0, 0)
+    ledger = Ledger(0, None, lambda round, fragment: {}, 0.0, 0)
     clock.now_s = 50.25
     ledger.wait({1: 49.0}, None, 0)
     note = ledger.record({"kind": "round"})

@@ -68,3 +68,23 @@ def test_a_very_slow_worker_gets_one_step_and_the_others_share_the_rest() -> Non
 def test_a_speed_must_be_a_number_above_zero(speed: float) -> None:
     with pytest.raises(BadInput, match="speed of worker 1"):
         proportional([1.0, speed], 3, 1, 1)
+
+
+@given(st.lists(st.floats(1.0, 1e3), min_size=1, max_size=8), st.integers(1, 40))
+def test_carried_steps_add_up_to_the_exact_ones(exact: list[float], rounds: int) -> None:
+    n = len(exact)
+    plan = Plan((1,) * n, (2,) * n, 8, exact=tuple(exact))
+    of = [plan.at(t) for t in range(rounds)]
+    assert all(p.exact == () and min(p.steps) >= 1 for p in of)
+    for i, h in enumerate(exact):
+        assert abs(sum(p.steps[i] for p in of) - h * rounds) <= 0.5 + 1e-6
+        assert {p.steps[i] for p in of} <= {int(h) - 1, int(h), int(h) + 1}
+    assert plan.at(3) == plan.at(3)
+    assert Plan((3, 4), (2, 2), 8).at(5) == Plan((3, 4), (2, 2), 8)
+
+
+def test_exact_steps_fit_the_plan() -> None:
+    with pytest.raises(BadInput, match="exact step counts"):
+        Plan((3, 4), (2, 2), 8, exact=(3.5,))
+    with pytest.raises(BadInput, match="1 or more"):
+        Plan((3, 4), (2, 2), 8, exact=(3.5, 0.5))

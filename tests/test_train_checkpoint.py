@@ -12,9 +12,11 @@ import pytest
 import torch
 
 from gossamer.core.errors import BadInput, RunFailed
+from gossamer.core.plan import Plan
+from gossamer.core.replan import Planned
 from gossamer.train import checkpoint as K
 from gossamer.worker.packet import HEADER_BYTES, Header, Packet, blank, seal
-from gossamer.worker.state import Pending, State
+from gossamer.worker.state import Met, Pending, State, Stream
 
 
 def tree(seed, dtype=torch.float32):
@@ -32,7 +34,15 @@ def packet(round, slice):
 def full_state(round=12):
     x = tree(0)
     own = {0: packet(round, 0), 3: packet(round, 3)}
-    return State(x, round, 10**13 + 1, {"momentum": tree(1), "z": tree(2)}, tree(3), Pending(round, own, x), [0.1, math.inf])
+    met = Met(packet(round, 1), {0: 0.1, 3: 0.9}, (2,), {0: 0.25, 3: 1e-9})
+    streams = [
+        Stream([0.1, math.inf], 5, Pending(round, own, x, met)),
+        Stream([], 0, Pending(round, {0: packet(round, 2)}, {"other": tree(8)["w"]})),
+    ]
+    return State(
+        x, round, 10**13 + 1, {"momentum": tree(1), "z": tree(2)}, tree(3), tree(4), tree(5), tree(6, torch.bfloat16), streams,
+        Planned(2, 7, Plan((3, 1), (2, 4), 16), Plan((2, 2), (2, 4), 16), (0.5, 0.25), 1),
+    )  # fmt: skip
 
 
 BODY = {
@@ -52,6 +62,8 @@ def same(a, b):
         return a[:2] == b[:2] and same(a.data, b.data)
     if dataclasses.is_dataclass(a):
         return type(a) is type(b) and same(vars(a), vars(b))
+    if isinstance(a, list | Met):
+        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
     if isinstance(a, dict):
         return isinstance(b, dict) and list(a) == list(b) and all(same(a[k], b[k]) for k in a)
     return type(a) is type(b) and a == b
@@ -73,7 +85,7 @@ def files_of(folder):
         full_state(),
         State(tree(1)),
         State({}, residual={}, outer={"m": {}}),
-        dataclasses.replace(full_state(), residual=None, pending=Pending(1, {0: Packet(packet(1, 0).header, 999, None)}, tree(5))),
+        State(tree(1), streams=[Stream(pending=Pending(1, {0: Packet(packet(1, 0).header, 999, None)}, {}))]),
     ],
     ids=["all", "first", "empty", "timing-only"],
 )
@@ -91,7 +103,9 @@ def test_every_field_of_the_state_is_saved():
     # A new field must be added to the checkpoint, and to full_state above.
     default = State({})
     assert all(not same(getattr(full_state(), f.name), getattr(default, f.name)) for f in dataclasses.fields(State))
-    assert [f.name for f in dataclasses.fields(Pending)] == ["round", "own", "y"]
+    assert [f.name for f in dataclasses.fields(Pending)] == ["round", "own", "y", "met"]
+    assert [f.name for f in dataclasses.fields(Stream)] == ["norms", "tokens", "pending"]
+    assert Met._fields == ("mean", "weights", "refused", "step_s")
 
 
 def test_same_state_same_bytes(tmp_path):

@@ -96,8 +96,8 @@ class ToyBody:
         return Done(tree, work.steps * work.batch * self.workers * self.LENGTH, loss)
 
     def load(self, tree: Tree, reset_inner: bool = False) -> None:
-        for k, p in self.params.items():
-            p.data.copy_(tree[k])
+        for k, v in tree.items():
+            self.params[k].data.copy_(v)
         if reset_inner:
             self._fresh()
 

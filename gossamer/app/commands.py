@@ -46,14 +46,14 @@ def _new(configs: Sequence[Path], sets: Sequence[str], out: Path | None) -> tupl
 def simulate(configs: Sequence[Path], sets: Sequence[str], *, resume: Path | None, out: Path | None, timing_only: bool) -> None:
     """`gossamer simulate`."""
     from gossamer.app import simulate as world
+    from gossamer.app.forecast import simulated
     from gossamer.app.plan import show
-    from gossamer.app.timing import time_only
 
     if timing_only:
         job = resolve(load(configs, sets))
         if resume or out:
             raise BadInput("--timing-only trains nothing and keeps no run folder: leave --out and --resume out")
-        show(job, _console(), time_only(job), job.method.rounds)
+        show(job, _console(), simulated(job))
         return
     if resume:
         folder, job = _resumed(resume, configs, sets, "simulate", "sim")
@@ -84,10 +84,9 @@ def trace(run: Path, *, to: Path) -> None:
 
 def plan(configs: Sequence[Path], sets: Sequence[str]) -> None:
     """`gossamer plan`."""
-    from gossamer.app.plan import predict, show
+    from gossamer.app.plan import plan as print_plan
 
-    job = resolve(load(configs, sets))
-    show(job, _console(), *predict(job))
+    print_plan(resolve(load(configs, sets)), _console())
 
 
 def compare(configs: Sequence[Path], sets: Sequence[str], *, base: Path | None, jobs: int, out: Path) -> None:
@@ -101,6 +100,31 @@ def compare(configs: Sequence[Path], sets: Sequence[str], *, base: Path | None, 
     path = page.write_page(folders, out / "report.html")
     _show_table(folders)
     _console().print(f"report: {path}")
+
+
+def compare_grid(
+    configs: Sequence[Path],
+    sets: Sequence[str],
+    *,
+    base: Path | None,
+    jobs: int,
+    out: Path,
+    grid: Sequence[str],
+    seeds: int | None,
+    shard: str | None,
+    cells: Path | None,
+    keep: bool,
+) -> None:
+    """`gossamer compare` with --grid or --seeds."""
+    from gossamer.app import grid as app
+
+    if not grid and seeds is None:
+        given = next(name for name, value in (("--shard", shard), ("--cells", cells), ("--keep", keep)) if value)
+        raise BadInput(f"{given} is for grids: give --grid or --seeds too, or leave it out")
+    axes = [app.axis(text) for text in grid]
+    part = app.shard_of(shard) if shard else (0, 1)
+    rows = app.rows_of(configs, sets, axes, seeds or 1, base)
+    app.run_grid(rows, axes, out, cells=cells, shard=part, jobs=jobs, keep=keep, console=_console())
 
 
 def _show_table(folders: Sequence[Path]) -> None:
@@ -167,6 +191,29 @@ def _one_worker(configs: Sequence[Path], sets: Sequence[str], resume: Path | Non
 def _report_of_worker_0(folder: Path) -> None:
     if os.environ.get("RANK") == "0" and STORE_ENV not in os.environ and (folder / "summary.json").is_file():
         _finish(folder)
+
+
+def profile(
+    configs: Sequence[Path],
+    sets: Sequence[str],
+    *,
+    workers: int | None,
+    batches: str | None,
+    steps: int,
+    memory_limit_gb: float | None,
+    out: Path,
+) -> None:
+    """`gossamer profile`."""
+    from gossamer.app import profile as app
+    from gossamer.app.train import is_worker
+
+    if is_worker() and workers is not None:
+        raise BadInput(f"--workers {workers} starts processes of its own, and this is one of a started run already: leave it out")
+    ask = app.request(configs, sets, workers or 1, batches=batches, steps=steps, memory_limit_gb=memory_limit_gb, out=out)
+    if workers is None:
+        app.work(ask, _console())
+    else:
+        app.launch_local(ask, workers)
 
 
 def demo(*, out: Path | None) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -15,20 +16,29 @@ from gossamer.app import fleets
 from gossamer.app.config import config_hash
 from gossamer.app.options import check_options, find_recipe
 from gossamer.app.settings import Config
+from gossamer.app.workload import Charged, micro_batch, plan_of, unhidden_of
 from gossamer.core.errors import BadInput
 from gossamer.core.fleet import Fleet
+from gossamer.core.fragment import fragments
 from gossamer.core.inner import Inner, inner_named
 from gossamer.core.method import Method
-from gossamer.core.plan import Plan, proportional, uniform
+from gossamer.core.plan import Plan, uniform
 from gossamer.core.schedule import schedule_named
+from gossamer.core.slowdown import Slowdown
+from gossamer.core.tiers import hosts, regions_of
 from gossamer.core.tree import Layout, Tree, layout_hash, numel
-from gossamer.recipes import DEFAULT_PLAN, Setting
+from gossamer.core.wires import Net
+from gossamer.recipes import Setting
+from gossamer.sim.network import Network
+from gossamer.sim.seats import SeatNetwork
 from gossamer.train import data, model
 from gossamer.train.compute import Precision, TrainBody, device_named
 from gossamer.train.data import Corpus, Sampler
 from gossamer.train.evaluate import evaluate_tree
+from gossamer.worker.effects import Program
 from gossamer.worker.peer import start
 from gossamer.worker.seat import Combine, Seat
+from gossamer.worker.server import programs
 from gossamer.worker.state import State
 
 
@@ -40,10 +50,22 @@ class Job:
     fleet: Fleet
     method: Method
     layout: Layout
-    flops_per_token: float
-    """Of training on one token, as charged to the clock."""
-    bytes_charge: float
-    """Bytes on the clock per byte sent."""
+    charged: Charged
+    """What the clock charges."""
+
+    @property
+    def flops_per_token(self) -> float:
+        """Of training on one token, as charged to the clock."""
+        return self.charged.flops_per_token
+
+    @property
+    def bytes_charge(self) -> float:
+        """Bytes on the clock per byte sent."""
+        return self.charged.bytes_charge
+
+    def variant(self, config: Config) -> Job:
+        """Another method or plan on the same fleet and model: `config` may differ in its sections method and plan (but for its sizes)."""
+        return _assemble(config, self.fleet, self.layout, self.charged)
 
     @property
     def n(self) -> int:
@@ -84,6 +106,21 @@ class Job:
     def first_state(self, worker: int, x: Tree) -> State:
         """A worker's state before the first round."""
         return start(self.seat(worker), x)
+
+    @property
+    def servers(self) -> int:
+        """Seats beside the workers'."""
+        return self.method.tiers.servers if self.method.tiers else 0
+
+    def programs(self, states: Sequence[State], combine: Combine | None = None) -> list[Program]:
+        """The programs of all seats, from the workers' states."""
+        return programs([self.seat(i, combine) for i in range(self.n)], states)
+
+    def network(self) -> Network | SeatNetwork:
+        """The simulated network between all seats."""
+        sharing, seed = self.config.clock.sharing, self.config.seed
+        tiers = self.method.tiers
+        return SeatNetwork(self.fleet, hosts(self.fleet, tiers), seed, sharing) if tiers else Network(self.fleet, seed, sharing)
 
     def corpus(self) -> Corpus:
         """Tokens, from the cache or made now."""
@@ -133,6 +170,8 @@ class Job:
             device=self.device,
             precision=self.precision,
             pace_s=pace_s,
+            slow=self._slow(worker),
+            micro_batch=micro_batch(self.config, self.fleet.site(worker), self.method.plan.batch[worker]),
         )
 
     def judge(self, corpus: Corpus) -> Callable[[Tree], float]:
@@ -141,14 +180,36 @@ class Job:
         e, length = self.config.eval, self.config.plan.sequence
         return lambda tree: evaluate_tree(scratch, tree, corpus, e.sequences, length, e.batch, self.precision).loss
 
-    def pace_s(self, worker: int) -> float | None:
-        """Seconds an inner step of `worker` takes in a real run, the fastest worker's being `clock.pace_s`; None: as fast as it goes."""
+    @property
+    def slowdown(self) -> Slowdown | None:
+        """The worker that slows down in the middle of the run."""
+        clock = self.config.clock
+        return None if clock.slow_worker < 0 else Slowdown(clock.slow_worker, clock.slow_factor, clock.slow_at)
+
+    def _slow(self, worker: int) -> tuple[float, float]:
+        """(planned tokens from which `worker` is slow, by what factor)."""
+        slowdown, rounds = self.slowdown, self.method.rounds
+        if slowdown is None or slowdown.worker != worker:
+            return math.inf, 1.0
+        return float(slowdown.first_round(rounds) * self.method.plan.tokens_per_round), slowdown.factor
+
+    def pace_s(self, worker: int, round: int = 0) -> float | None:
+        """Seconds an inner step of `worker` takes in `round` of a real run, the fastest worker's being `clock.pace_s`; None: as fast as it
+        goes.
+
+        Raises:
+            BadInput: a worker shall slow down, and has no pace.
+        """
         base_s = self.config.clock.pace_s
         if not base_s:
+            if self.slowdown:
+                raise BadInput(
+                    "clock.slow_worker slows the pace of a real run, and there is none: set clock.pace_s, or clock.slow_worker = -1"
+                )
             return None
         plan = self.method.plan
         times_s = [self.fleet.step_s(i, plan.batch[i], plan.sequence, self.flops_per_token) for i in range(self.n)]
-        return base_s * times_s[worker] / min(times_s)
+        return base_s * times_s[worker] / min(times_s) * (self.slowdown.of(worker, round, self.method.rounds) if self.slowdown else 1.0)
 
 
 def resolve(config: Config) -> Job:
@@ -158,39 +219,75 @@ def resolve(config: Config) -> Job:
         BadInput: a part is unknown, or the parts cannot work together.
     """
     fleet = fleets.load(config.fleet.name, config.fleet.workers)
-    recipe = find_recipe(config.method.name)
-    options = check_options(recipe, config.method.options, reserved=("setting",))
     spec, vocab = _spec(config)
     layout = model.meta_layout(spec, vocab)
-    sequence = config.plan.sequence
+    sequence, tokens = config.plan.sequence, config.clock.charge_tokens
     charged = config.clock.charge_as or spec
     charged_vocab = None if config.clock.charge_as else vocab
+    whole = model.meta_layout(charged, charged_vocab)
     flops = model.flops_per_token(charged, sequence, charged_vocab)
-    charge = numel(model.meta_layout(charged, charged_vocab)) / numel(layout)
-    if config.clock.charge_tokens:
-        flops *= config.clock.charge_tokens / (config.plan.batch * sequence)
-    plan = _plan(config, fleet, flops)
-    rounds = config.run.rounds or -(-(config.run.tokens or 0) // plan.tokens_per_round)
-    setting = Setting(
-        plan, rounds, seed=config.seed, inner=_inner(config), schedule=schedule_named(config.schedule.name, config.schedule.given())
+    return _assemble(
+        config,
+        fleet,
+        layout,
+        Charged(
+            layout=whole,
+            model=model.configuration(charged, charged_vocab),
+            flops_per_token=flops * tokens / (config.plan.batch * sequence) if tokens else flops,
+            bytes_charge=numel(whole) / numel(layout),  # before the codec is known
+            sequence=-(-tokens // config.plan.batch) if tokens else sequence,
+            activation_bytes=4 if config.model.precision == "fp32" else 2,
+        ),
     )
-    method = recipe(setting, **options)
-    if not isinstance(method, Method):
-        raise BadInput(f'method.name = "{config.method.name}" returned {type(method).__name__}: expected a function that returns a Method')
-    method = _with_inner(method, config)
-    return Job(config, fleet, method, layout, flops, charge)
+
+
+def _assemble(config: Config, fleet: Fleet, layout: Layout, charged: Charged) -> Job:
+    """The job of `config` on what it trains and where."""
+    recipe = find_recipe(config.method.name)
+    options = check_options(recipe, config.method.options, reserved=("setting",))
+    flops = charged.flops_per_token
+
+    def method_of(plan: Plan) -> Method:
+        setting = Setting(
+            plan,
+            config.run.rounds or -(-(config.run.tokens or 0) // plan.tokens_per_round),
+            seed=config.seed,
+            inner=_inner(config),
+            schedule=schedule_named(config.schedule.name, config.schedule.given()),
+            speeds=tuple(fleet.speeds(plan.batch, plan.sequence, flops)),
+            regions=regions_of([fleet.site(i).region for i in range(fleet.n)]),
+        )
+        method = recipe(setting, **options)
+        if not isinstance(method, Method):
+            raise BadInput(
+                f'method.name = "{config.method.name}" returned {type(method).__name__}: expected a function that returns a Method'
+            )
+        return _with_inner(method, config)
+
+    p = config.plan
+    codec = method_of(uniform(fleet.n, p.steps, p.batch, p.sequence)).codec
+    charged = replace(charged, bytes_charge=codec.nbytes(charged.layout) / codec.nbytes(layout))
+    plan = plan_of(config, fleet, layout, charged, method_of)
+    if config.clock.slow_worker >= fleet.n:
+        raise BadInput(
+            f"clock.slow_worker = {config.clock.slow_worker}, but workers are 0 to {fleet.n - 1}: name one of them, or -1 for none"
+        )
+    method = method_of(plan)
+    fragments(layout, method.cadence.fragments)  # refuses more of them than tensors
+    if method.tiers and config.checkpoint.every:
+        raise BadInput(
+            f"checkpoint.every = {config.checkpoint.every}, but {method.name} keeps no checkpoints (what its servers hold is no cut "
+            "between rounds): set checkpoint.every = 0; an interrupted run begins again"
+        )
+    if method.replan and not method.replan.unhidden_s:
+        unhidden = unhidden_of(config, Net(fleet), method, layout, fleet, charged)
+        method = replace(method, replan=replace(method.replan, unhidden_s=tuple(unhidden)))
+    return Job(config, fleet, method, layout, charged)
 
 
 def _spec(config: Config) -> tuple[Any, int]:
     spec = config.model.config or config.model.preset
     return spec, config.data.vocab_size if config.data.tokenizer == "bpe" else 257
-
-
-def _plan(config: Config, fleet: Fleet, flops_per_token: float) -> Plan:
-    p = config.plan
-    if (p.name or DEFAULT_PLAN.get(config.method.name, "uniform")) == "uniform":
-        return uniform(fleet.n, p.steps, p.batch, p.sequence)
-    return proportional(fleet.speeds(p.batch, p.sequence, flops_per_token), p.steps, p.batch, p.sequence)
 
 
 def _inner(config: Config) -> Inner | None:

@@ -1,80 +1,171 @@
-"""What a run would do to each worker, before it is run."""
+"""`gossamer plan`: what a run would do to each worker and how long it would take, and the same for the usual other methods."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-import torch
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from gossamer.app.footprint import outer_copies
+from gossamer.app.forecast import Forecast, Row, choice, forecast, others, row
 from gossamer.app.job import Job
 from gossamer.app.progress import count, duration
-from gossamer.app.timing import time_only
+from gossamer.app.workload import costs_of, micro_batch, plan_name, unhidden_of
+from gossamer.core.awb import Balance
 from gossamer.core.consensus import exact, rate, rounds_to
-from gossamer.core.exchange import Gather
 from gossamer.core.outer import Gossip
 from gossamer.core.tree import numel
-from gossamer.sim.driver import SimResult
+from gossamer.core.wires import Net
 from gossamer.worker.packet import HEADER_BYTES
 
-_ROUNDS = 3
-_MANY = 64
 _SHOWN = 24
 
 
-def predict(job: Job) -> tuple[tuple[dict[str, Any], SimResult], int]:
-    """A few rounds on the virtual clock, without noise; and how many: one where all workers of a large fleet send to all."""
-    rounds = min(1 if job.method.synchronous and job.n > _MANY else _ROUNDS, job.method.rounds)
-    return time_only(job, rounds=rounds, noise=False), rounds
+def plan(job: Job, console: Console) -> None:
+    """`show`, then the usual other methods, and which one would be chosen."""
+    net = Net(job.fleet)
+    seen = forecast(job, net)
+    show(job, console, seen)
+    tokens = job.method.total_tokens
+    rows = [*others(job, net), row(job, f"{job.title} (configured)", plan_name(job.config), seen, tokens)]
+    console.print(_methods(job, rows))
+    console.print(verdict(rows, tokens), highlight=False)
 
 
-def show(job: Job, console: Console, timed: tuple[dict[str, Any], SimResult], rounds: int) -> None:
-    """Prints each worker's share of a round, as timed over `rounds` of them, and what it means for the run."""
-    method, plan, n = job.method, job.method.plan, job.n
-    summary, result = timed
-    title = f"{job.title}: a round on {job.fleet.name}" + (f"  (clock and bytes charged as {job.charged_as})" if job.charged_as else "")
+def show(job: Job, console: Console, seen: Forecast) -> None:
+    """Prints each worker's share of a round, and what it means for the run."""
+    console.print(_workers(job, seen))
+    if job.n > _SHOWN:
+        console.print(f"... and {job.n - _SHOWN} more workers")
+    for line in (*_run_lines(job, seen), *_balance_lines(job), *_memory_lines(job), *_outer_lines(job)):
+        console.print(line, highlight=False)
+
+
+def _table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
     table = Table(title=title, box=box.SIMPLE, title_style="bold", title_justify="left", pad_edge=False)
-    for name in ("worker", "site", "GPU"):
+    for name in left:
         table.add_column(name, justify="left", no_wrap=True)
-    for name in ("steps\nH", "batch\nB", "tokens", "compute\ns", "straggler\ns", "network\ns", "sent\nMB", "utilisation\n%"):
+    for name in right:
         table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _s(seconds: float) -> str:
+    return f"{seconds:.2f}" if seconds >= 1 or not seconds else f"{seconds:.3g}"
+
+
+def _charged(job: Job) -> str:
+    return f"  (clock, bytes and memory charged as {job.charged_as})" if job.charged_as else ""
+
+
+def _workers(job: Job, seen: Forecast) -> Table:
+    plan, n = job.method.plan, job.n
+    table = _table(
+        f"{job.title}: a round on {job.fleet.name}{_charged(job)}",
+        ("worker", "site", "GPU"),
+        ("steps\nH", "batch\nB", "tokens", "compute\ns", "exchange\ns", "straggler\ns", "network\ns", "sent\nMB", "utilisation\n%"),
+    )
     for i in range(min(n, _SHOWN)):
-        account, site = result.accounts[i], job.fleet.site(i)
-        per_round = {k: v / rounds for k, v in account.seconds.items()}
+        site = job.fleet.site(i)
         table.add_row(
-            str(i), site.name, site.gpu.name, str(plan.steps[i]), str(plan.batch[i]), f"{plan.tokens(i):,}",
-            f"{per_round.get('compute', 0.0):.2f}", f"{per_round.get('straggler_idle', 0.0):.2f}",
-            f"{per_round.get('network_idle', 0.0):.2f}", f"{account.bytes_sent * job.bytes_charge / rounds / 1e6:.1f}",
-            f"{100 * account.share('compute'):.1f}",
+            str(i), site.name, site.gpu.name, str(plan.steps[i]), str(plan.batch[i]), f"{plan.tokens(i):,}", _s(seen.compute_s[i]),
+            _s(seen.exchange_s[i]) if seen.exchange_s else "-", _s(seen.straggler_s[i]), _s(seen.network_s[i]),
+            f"{seen.sent_bytes[i] / 1e6:.1f}", f"{100 * seen.compute_s[i] / seen.wall_s[i]:.1f}",
         )  # fmt: skip
-    console.print(table)
-    if n > _SHOWN:
-        console.print(f"... and {n - _SHOWN} more workers")
-    parameters = numel(job.layout)
-    whole_s = summary["wall_s"] / rounds * method.rounds
-    heard_by = len(method.topology.at(0).out(0)) if isinstance(method.exchange, Gather) else n - 1
-    sent = method.exchange.sent_bytes(method.codec, job.layout, heard_by, n, HEADER_BYTES)
-    lines = [
-        f"{method.rounds} rounds of {count(plan.tokens_per_round)} tokens: {count(method.total_tokens)} tokens, "
-        f"about {duration(whole_s)} of virtual time",
+    return table
+
+
+def _run_lines(job: Job, seen: Forecast) -> Iterator[str]:
+    method, parameters = job.method, numel(job.layout)
+    yield (
+        f"{method.rounds} rounds of {count(method.plan.tokens_per_round)} tokens: {count(method.total_tokens)} tokens, "
+        f"about {duration(seen.round_s * method.rounds)} of virtual time"
+    )
+    sent = method.exchange.sent_bytes(method.codec, job.layout, method.heard_by, job.n, HEADER_BYTES)
+    yield (
         f"model: {count(parameters)} parameters; a worker sends {sent / 1e6:.2f} MB a round ({sent / (4 * parameters):.3f} x fp32)"
-        + (f", charged as {sent * job.bytes_charge / 1e6:.1f} MB" if job.charged_as else ""),
-        f"mean: utilisation {100 * summary['utilisation']['mean']:.1f} %, straggler idle {100 * summary['straggler_idle']['mean']:.1f} %, "
-        f"network idle {100 * summary['network_idle']['mean']:.1f} %",
-    ]
-    copies = 1 + len(method.outer.init({"p": torch.zeros(1)})) + (method.feedback is not None) + (method.cadence.overlap > 0)
+        + (f", charged as {sent * job.bytes_charge / 1e6:.1f} MB" if job.charged_as else "")
+    )
+    yield (
+        f"mean: utilisation {100 * seen.utilisation:.1f} %, straggler idle {100 * seen.straggler:.1f} %, "
+        f"network idle {100 * seen.network:.1f} %"
+    )
+
+
+def _balance_lines(job: Job) -> Iterator[str]:
+    if plan_name(job.config) != "awb":
+        return
+    p, plan = job.config.plan, job.method.plan
+    step_s = costs_of(job.config, job.fleet, plan.batch, job.charged).step_s
+    unhidden = unhidden_of(job.config, Net(job.fleet), job.method, job.layout, job.fleet, job.charged)
+    balanced = Balance(step_s, tuple(unhidden), plan, job.n * p.steps * p.batch * p.sequence)
+    yield (
+        f"balance: compute plus unhidden exchange differ by {balanced.spread_s:.2f} s at most; {balanced.tokens_off:+,} tokens a round "
+        f"from those asked for; whole steps cost {100 * balanced.loss:.1f} % of time a token against fractions of a step"
+    )
+
+
+def _memory_lines(job: Job) -> Iterator[str]:
+    p, charged = job.config.plan, job.charged
+    memory = charged.footprint(job.method)
+    kinds = {(job.fleet.site(i), b): None for i, b in enumerate(job.method.plan.batch)}
+    said: dict[str, None] = {}
+    for site, batch in kinds:
+        fits = memory.batch_max(site, charged.sequence, p.headroom)
+        known = "measured" if site.memory_gb else "estimated"
+        text = f"memory, {site.gpu.name}: {memory.step_gb(site, batch * charged.sequence):.2f} of {site.limit_gb:g} GB ({known})"
+        if fits is not None:
+            text += f", at most B = {fits} with {100 * p.headroom:g} % kept free"
+            if fits < batch:
+                text += ": not even one sequence fits" if not fits else ": B does not fit"
+                cut = micro_batch(job.config, site, batch)
+                text += f", so {cut} at a time" if cut else ", so take it in parts (plan.micro_batch), or lower plan.batch"
+        said[text] = None
+    shown = list(said)[:_SHOWN]
+    yield from shown
+    if len(said) > len(shown):
+        yield f"... and {len(said) - len(shown)} more kinds"
+
+
+def _outer_lines(job: Job) -> Iterator[str]:
+    method, copies = job.method, outer_copies(job.method)
     names = "anchor" + ("" if copies == 1 else f" and {copies - 1} more float32 {'copy' if copies == 2 else 'copies'}")
-    charged = 4 * copies * parameters * job.bytes_charge
+    size = 4 * copies * numel(job.charged.layout)
     of = " of the model that is charged" if job.charged_as else ""
-    lines.append(f"outer state per worker, beside the model: {charged / 1e6:.1f} MB ({names}{of})")
-    if isinstance(method.outer, Gossip) and n > 1:
+    yield f"outer state per worker, beside the model: {size / 1e6:.1f} MB ({names}{of})"
+    if isinstance(method.outer, Gossip) and job.n > 1:
         o = method.outer
         r = rate(o.form, method.topology, lr=o.lr, momentum=o.momentum, nesterov=o.nesterov)
-        lines.append(
+        yield (
             f"consensus: the workers' disagreement shrinks by {r:.3f} a round ({'exact' if exact(method.topology) else 'estimated'}), "
             + (f"to a thousandth in {rounds_to(r):.0f} rounds" if r < 1 else "so it does NOT shrink: lower the outer momentum")
         )
-    for line in lines:
-        console.print(line, highlight=False)
+
+
+def _methods(job: Job, rows: Sequence[Row]) -> Table:
+    table = _table(
+        f"To {count(job.method.total_tokens)} tokens on {job.fleet.name}{_charged(job)}",
+        ("method", "plan"),
+        ("time", "utilisation\n%", "straggler\n%", "network\n%", "sent\nMB a round"),
+    )
+    for r in rows:
+        f = r.forecast
+        table.add_row(
+            r.label, r.plan, duration(r.time_s), f"{100 * f.utilisation:.1f}", f"{100 * f.straggler:.1f}", f"{100 * f.network:.1f}",
+            f"{sum(f.sent_bytes) / len(f.sent_bytes) / 1e6:.1f}",
+        )  # fmt: skip
+    return table
+
+
+def verdict(rows: Sequence[Row], tokens: int) -> str:
+    """Which row would be chosen, and why, in a sentence or two. `rows`: the first is what the others are held against."""
+    best, first = choice(rows), rows[0]
+    f = best.forecast
+    less = "" if best is first else f", {100 * (1 - best.time_s / first.time_s):.0f} % less than {first.label}"
+    return (
+        f"Choice: {best.label} with plan {best.plan}, {duration(best.time_s)} for {count(tokens)} tokens{less}: its workers compute "
+        f"{100 * f.utilisation:.1f} % of the time, wait {100 * f.straggler:.1f} % for slower ones and {100 * f.network:.1f} % for the "
+        "network. This is time alone: what a method learns per token is not predicted, gossamer compare shows it."
+    )

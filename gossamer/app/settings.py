@@ -14,7 +14,7 @@ from gossamer.app.wording import nearest
 from gossamer.core.errors import BadInput
 from gossamer.core.fleet import MAX_WORKERS
 
-METHODS = ("ddp", "local_sgd", "diloco", "gasloc", "dadam", "local_dadam", "geomesh", "noloco", "sparse_loco")
+METHODS = ("ddp", "local_sgd", "diloco", "streaming_diloco", "gasloc", "dadam", "local_dadam", "geomesh", "noloco", "sparse_loco", "halos")
 """Names that `[method] name` knows; the keys of `gossamer.recipes.REGISTRY`, repeated here so that reading a file loads no torch."""
 
 Scalar: TypeAlias = bool | int | float | str
@@ -102,12 +102,35 @@ class ScheduleSection(Section):
 class PlanSection(Section):
     """How much each worker does in a round."""
 
-    name: Literal["", "uniform", "proportional"] = Field(
-        default="", description="uniform: all alike; proportional: H by speed, so that all finish together; empty: the method's own"
+    name: Literal["", "uniform", "proportional", "awb"] = Field(
+        default="",
+        description="uniform: all alike; proportional: H by speed, so that all finish together; awb: B by memory and knee, H by speed and "
+        "link; empty: the method's own",
     )
-    steps: int = Field(default=30, ge=1, description="inner steps in a round, H; their mean over the workers when proportional")
-    batch: int = Field(default=8, ge=1, description="sequences per inner step, B")
+    steps: int = Field(default=30, ge=1, description="inner steps in a round, H; their mean over the workers unless uniform")
+    batch: int = Field(default=8, ge=1, description="sequences per inner step, B; where a worker's memory holds less, awb takes less")
     sequence: int = Field(default=128, ge=2, description="tokens per sequence, L")
+    batch_max: int | None = Field(
+        default=None, ge=1, description="awb: the most sequences per inner step, for workers that are faster with more; none: plan.batch"
+    )
+    knee: float = Field(default=0.95, gt=0, le=1, description="awb: B is the smallest with this share of the best tokens per second")
+    headroom: float = Field(default=0.1, ge=0, lt=1, description="share of a worker's memory to keep free")
+    carry: bool = Field(
+        default=False, description="awb: carry what is left of a step from round to round, so that H is balanced exactly in the mean"
+    )
+    micro_batch: int | None = Field(
+        default=None,
+        ge=1,
+        description="sequences per forward and backward pass, whose gradients add up to those of B; none: B, or what is known to fit",
+    )
+
+    @model_validator(mode="after")
+    def _room(self) -> PlanSection:
+        if self.batch_max is not None and self.batch_max < self.batch:
+            raise BadInput(f"plan.batch_max = {self.batch_max} is below plan.batch = {self.batch}: raise it, or lower plan.batch")
+        if self.carry and self.name != "awb":
+            raise BadInput(f'plan.carry = true balances whole steps over rounds, and plan.name = "{self.name}": set plan.name = "awb"')
+        return self
 
 
 class ModelSection(Section):
@@ -173,6 +196,9 @@ class ClockSection(Section):
     pace_s: float = Field(
         default=0.0, ge=0, le=86_400, description="real runs: seconds an inner step of the fastest worker takes; 0: as fast as it goes"
     )
+    slow_worker: int = Field(default=-1, ge=-1, lt=MAX_WORKERS, description="the worker that slows down in the middle of the run; -1: none")
+    slow_factor: float = Field(default=2.0, gt=0, le=1e6, description="how many times as long its inner steps take from then on")
+    slow_at: float = Field(default=0.5, ge=0, lt=1, description="share of the run's rounds after which it slows down")
 
 
 class CheckpointSection(Section):

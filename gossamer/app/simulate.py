@@ -20,22 +20,24 @@ from gossamer.net.signals import handling
 from gossamer.sim.driver import Simulation
 from gossamer.sim.memo import MemoCombine
 from gossamer.sim.network import Network
+from gossamer.sim.seats import SeatNetwork
 from gossamer.sim.timing import ComputeTime
 from gossamer.train import checkpoint
 from gossamer.train.data import Corpus
 from gossamer.train.model import parameters_of
 from gossamer.worker.account import TraceKind
 from gossamer.worker.effects import Body, Go, Stop
-from gossamer.worker.peer import peer
 from gossamer.worker.state import State
 
 
-def simulate(job: Job, out: Path | None = None, resume: RunFolder | None = None, *, quiet: bool = False) -> RunFolder:
+def simulate(job: Job, out: Path | None = None, resume: RunFolder | None = None, *, quiet: bool = False, lean: bool = False) -> RunFolder:
     """Trains all workers of `job` under the virtual clock.
 
     Args:
         out: folder of a new run; a name made of the title and the time by default.
         resume: the folder of a run to go on with, from its last whole checkpoint.
+        quiet: show no progress.
+        lean: write no trace and no checkpoint at the end, for a run whose folder is thrown away.
 
     Raises:
         BadInput: the folder exists, or there is nothing to resume.
@@ -43,12 +45,14 @@ def simulate(job: Job, out: Path | None = None, resume: RunFolder | None = None,
     """
     torch.set_num_threads(job.config.run.threads_per_worker)
     corpus = job.corpus()
-    network = Network(job.fleet, job.config.seed, job.config.clock.sharing)
+    network = job.network()
     round0, parts = 0, []
     if resume:
         check_unchanged(job, corpus, resume.facts())
         if resume.finished:
             return resume
+        if job.method.tiers:
+            raise BadInput(f"{job.method.name} keeps no checkpoints, so the run in {resume.path} cannot go on: begin a new one with --out")
         found = checkpoint.latest(resume.checkpoints)
         if found is None:
             raise BadInput(f"{resume.path} has no whole checkpoint to go on from: start a new run with --out")
@@ -65,18 +69,20 @@ def simulate(job: Job, out: Path | None = None, resume: RunFolder | None = None,
         states = [state for state, _, _ in parts]
         for i, (_, kept, extra) in enumerate(parts):
             bodies[i].load_state(kept)
+            assert isinstance(network, Network)
             network.restore(i, extra["network"])
     else:
         states = [job.first_state(i, master(parameters_of(body.model))) for i, body in enumerate(bodies)]
     clock = job.config.clock
     timing = ComputeTime(
-        job.fleet, job.config.plan.sequence, job.flops_per_token, clock.noise, clock.drift, job.config.seed, clock.codec_gbytes_per_s
-    )
+        job.fleet, job.config.plan.sequence, job.flops_per_token, clock.noise, clock.drift, job.config.seed, clock.codec_gbytes_per_s,
+        job.slowdown, job.method.rounds,
+    )  # fmt: skip
     title = f"{job.title} on {job.fleet.name}"
     with Progress(job.method.rounds, title, quiet=quiet, first_round=round0, first_tokens=states[0].tokens) as progress:
-        hooks = SimHooks(job, folder, corpus, network, progress)
+        hooks = SimHooks(job, folder, corpus, network, progress, lean=lean)
         world = Simulation(
-            [peer(job.seat(i, combine), states[i]) for i in range(job.n)],
+            job.programs(states, combine),
             bodies,
             network,
             timing,
@@ -84,13 +90,15 @@ def simulate(job: Job, out: Path | None = None, resume: RunFolder | None = None,
             charge=job.bytes_charge,
             start_s=[extra["time_s"] for _, _, extra in parts] if parts else None,
             rounds0=[round0] * job.n if parts else None,
+            servers=job.servers,
         )
         try:
             with handling(hooks.ask_stop):
                 result = world.run()
+                hooks.ended()
         finally:
             hooks.close()
-    final = [state for state in result.final if state is not None]
+    final = [state for state in result.final[-1 if job.servers else 0 :] if state is not None]
     if hooks.stopped_at is not None and hooks.stopped_at < job.method.rounds:
         raise Stopped(
             f"stopped after round {hooks.stopped_at} of {job.method.rounds}, where a checkpoint was written; "
@@ -101,14 +109,14 @@ def simulate(job: Job, out: Path | None = None, resume: RunFolder | None = None,
 
 
 def write_result(job: Job, world: str, folder: RunFolder, trees: list[Tree], judge: Callable[[Tree], float]) -> None:
-    """`summary.json` of a finished run."""
+    """`summary.json` of a finished run. `trees`: the workers' parameters; where there are servers, the global one's alone."""
     summary = summarise(
         job,
         world,
         folder.read_lines("metrics.jsonl"),
         final_loss=judge(fleet_mean(job, trees)),
-        worker_losses=[judge(t) for t in trees] if not job.method.synchronous else None,
-        distance=consensus_distance(trees),
+        worker_losses=[judge(t) for t in trees] if not job.method.synchronous and not job.servers else None,
+        distance=None if job.servers else consensus_distance(trees),
         hashes=[sha256(t) for t in trees],
     )
     folder.write_summary(summary)
@@ -117,28 +125,38 @@ def write_result(job: Job, world: str, folder: RunFolder, trees: list[Tree], jud
 class SimHooks:
     """Metrics, trace, evaluation of the fleet's mean, checkpoints and clean stops of a simulated run.
 
-    A cut is every worker's own boundary of one round; several may be open at once. Evaluation costs no virtual time.
+    A cut is every worker's own boundary of one round; several may be open at once. Evaluation costs no virtual time. Where there are
+    servers, the global one's parameters at the time of the cut are evaluated, and there are no checkpoints.
     """
 
-    def __init__(self, job: Job, folder: RunFolder, corpus: Corpus, network: Network, progress: Progress) -> None:
+    def __init__(
+        self, job: Job, folder: RunFolder, corpus: Corpus, network: Network | SeatNetwork, progress: Progress, *, lean: bool = False
+    ) -> None:
         self.job, self.folder, self.network, self.progress = job, folder, network, progress
         self.judge = job.judge(corpus)
         self.metrics = JsonLines(folder.path / "metrics.jsonl")
-        self.trace = JsonLines(folder.path / "trace.jsonl", every=256)
+        self.trace = JsonLines(folder.path / "trace.jsonl", every=256) if not lean else None
         self.stop_asked = False
         self.stopped_at: int | None = None
         self._furthest = 0
         self._cuts: dict[int, dict[int, tuple[float, Tree | None]]] = defaultdict(dict)
         self._parts: dict[int, dict[int, str]] = defaultdict(dict)
         self._loss: float | None = None
+        self._served: Tree = {}  # the global server's parameters, and since when it has them
+        self._served_s = self._judged_s = 0.0
 
     def boundary(self, worker: int, round: int, time_s: float, state: State, body: Body | None) -> Go | Stop:
+        if worker >= self.job.n:
+            self._served, self._served_s = master(state.x), time_s
+            return Go()
         self._furthest = max(self._furthest, round)
         if self.stop_asked and self.stopped_at is None:
             self.stopped_at = min(self._furthest + 1, self.job.method.rounds)
-        due = self._due(self.job.config.eval.every, round)
+        due = self._due(self.job.config.eval.every, round) and not self.job.servers
         self._cuts[round][worker] = (time_s, master(state.x) if due else None)
-        if self._due(self.job.config.checkpoint.every, round) or round == self.stopped_at:
+        thrown_away = self.trace is None and round == self.job.method.rounds
+        due = self._due(self.job.config.checkpoint.every, round) and not thrown_away
+        if (round == self.stopped_at or due) and not self.job.servers:
             self._save(worker, round, time_s, state, body)
         if len(self._cuts[round]) == self.job.n:
             self._closed(round, state.tokens)
@@ -148,13 +166,14 @@ class SimHooks:
         return round == self.job.method.rounds or (every > 0 and round % every == 0)
 
     def _save(self, worker: int, round: int, time_s: float, state: State, body: Body | None) -> None:
-        assert body is not None
+        assert body is not None and isinstance(self.network, Network)
         extra = {"time_s": time_s, "network": self.network.snapshot(worker)}
         where = self.folder.checkpoints
         self._parts[round][worker] = checkpoint.write_part(where, round, worker, state, body.state(), extra)
         if len(self._parts[round]) == self.job.n:
             hashes = self._parts.pop(round)
-            self.trace.flush()
+            if self.trace:
+                self.trace.flush()
             checkpoint.close(where, round, state.tokens, hashes, keep=self.job.config.checkpoint.keep)
 
     def _closed(self, round: int, tokens: int) -> None:
@@ -162,24 +181,39 @@ class SimHooks:
         cut = self._cuts.pop(round)
         time_s = max(t for t, _ in cut.values())
         trees = [tree for _, (_, tree) in sorted(cut.items()) if tree is not None]
+        tiers = self.job.method.tiers
+        if tiers and (round == self.job.method.rounds or tiers.evaluates(self.job.config.eval.every, round)):
+            trees = [self._served]
         if trees:
             self._loss = self.judge(fleet_mean(self.job, trees))
-            self.metrics.add(evaluation(round, "fleet", tokens, time_s, self._loss, distance=consensus_distance(trees)))
+            self._judged_s = time_s
+            distance = None if tiers else consensus_distance(trees)
+            self.metrics.add(evaluation(round, "fleet", tokens, time_s, self._loss, distance=distance))
         self.progress.update(round, tokens, self._loss, f"virtual clock {duration(time_s)}", what="validation loss")
+
+    def ended(self) -> None:
+        """All programs have. The last reports to a global server came after the last cut."""
+        if self._served and self._served_s > self._judged_s:
+            method = self.job.method
+            self.metrics.add(evaluation(method.rounds, "fleet", method.total_tokens, self._served_s, self.judge(self._served)))
 
     def note(self, record: dict[str, Any]) -> None:
         self.metrics.add(record)
 
     def span(self, worker: int, kind: TraceKind, start_s: float, end_s: float, round: int) -> None:
-        self.trace.add({"worker": worker, "kind": kind, "start_s": start_s, "end_s": end_s, "round": round + 1})
+        if self.trace:
+            self.trace.add({"worker": worker, "kind": kind, "start_s": start_s, "end_s": end_s, "round": round + 1})
 
     def ask_stop(self, number: int) -> None:
-        """Stops at the next round; asked a second time, at once."""
+        """Stops at the next round; asked a second time, or where there are no checkpoints, at once."""
         if self.stop_asked:
             raise KeyboardInterrupt
+        if self.job.servers:
+            raise Stopped(f"stopped; {self.job.method.name} keeps no checkpoints, so a run that was stopped begins again")
         self.stop_asked = True
 
     def close(self) -> None:
         """Closes the files."""
         self.metrics.close()
-        self.trace.close()
+        if self.trace:
+            self.trace.close()

@@ -36,6 +36,14 @@ def is_worker() -> bool:
     return STORE_ENV in os.environ or "RANK" in os.environ
 
 
+def _check_world(job: Job) -> None:
+    if job.method.tiers:
+        raise BadInput(
+            f"{job.method.name} has servers, which only the simulator runs: use gossamer simulate, or a method without servers "
+            "(diloco, geomesh, gasloc)"
+        )
+
+
 def launch_local(job: Job, out: Path, *, resume: bool = False) -> Path:
     """Runs all workers of `job` as processes on this machine, to their common end. Returns the run folder.
 
@@ -44,6 +52,8 @@ def launch_local(job: Job, out: Path, *, resume: bool = False) -> Path:
         RunFailed: a worker failed; what it was has been said.
         Stopped: the run was asked to stop, and can be resumed.
     """
+    job.pace_s(0)  # refuses, before anything is made, a slow-down of workers without a pace
+    _check_world(job)
     corpus = job.corpus()  # made once, before all workers ask for it
     if not resume:
         RunFolder.create(out, job.config, facts_of(job, corpus, "net"))
@@ -79,7 +89,9 @@ def work(job: Job, out: Path, *, resume: bool = False) -> Path:
         BadInput: the environment or the folder is not as it should be.
         RunFailed: the run could not go on.
     """
+    _check_world(job)
     torch.set_num_threads(job.config.run.threads_per_worker)
+    job.pace_s(0)
     corpus = job.corpus()
     with init() as group:
         if group.n != job.n:
@@ -212,7 +224,7 @@ class NetHooks:
         self.judge = job.judge(corpus)
         self._open: dict[int, int] = {}  # round -> planned tokens, of checkpoints that worker 0 has not closed
         self._loss: float | None = None
-        self._compute_s, self._steps = 0.0, 0
+        self._compute_s, self._asked_s, self._steps = 0.0, 0.0, 0
 
     def boundary(self, worker: int, round: int, time_s: float, state: State, body: Body | None) -> Go | Stop:
         if self._due(self.job.config.eval.every, round):
@@ -246,14 +258,15 @@ class NetHooks:
     def note(self, record: dict[str, Any]) -> None:
         if record["kind"] == "round":
             self._compute_s += record["compute_s"]
-            self._steps += self.job.method.plan.steps[self.group.me]
+            self._asked_s += record["steps"] * (self.job.pace_s(self.group.me, record["round"] - 1) or 0.0)
+            self._steps += record["steps"]
         self.mine.add("metrics.jsonl", record)
 
     def missed_pace(self) -> str | None:
         """What to say where this worker could not keep the pace that was asked for."""
-        asked_s = self.job.pace_s(self.group.me)
-        if asked_s is None or not self._steps or self._compute_s / self._steps <= 1.1 * asked_s:
+        if not self._asked_s or self._compute_s <= 1.1 * self._asked_s:
             return None
+        asked_s = self._asked_s / self._steps
         return (
             f"worker {self.group.me} could not keep its pace: {self._compute_s / self._steps:.3f} s an inner step, {asked_s:.3f} s asked. "
             "The idle times of this run are this machine's, not the fleet's: raise clock.pace_s"

@@ -20,6 +20,9 @@ class Gather:
     """Straight to those who hear it. Any topology, any codec."""
 
     everybody: ClassVar[bool] = False
+    """Whether it is a mean over all workers, formed slice by slice."""
+    meets: ClassVar[bool] = False
+    """Whether it has two phases: somebody must act between what is said and what is heard."""
 
     def sent_bytes(self, codec: Codec, layout: Layout, heard_by: int, n: int, header_bytes: int) -> int:
         """Bytes a worker heard by `heard_by` others sends a round, headers included."""
@@ -32,6 +35,7 @@ class Shard:
     bit; where it is lossy the mean is encoded a second time, which is another method: ask for it by name."""
 
     everybody: ClassVar[bool] = True
+    meets: ClassVar[bool] = True
 
     def sent_bytes(self, codec: Codec, layout: Layout, heard_by: int, n: int, header_bytes: int) -> int:
         """Bytes a worker sends a round, headers included (the mean over workers, whose slices differ by a few bytes)."""
@@ -44,6 +48,7 @@ class Ring:
     """A ring all-reduce of weighted sums; complete graph and a lossless codec only. For comparing with the literature's time models."""
 
     everybody: ClassVar[bool] = True
+    meets: ClassVar[bool] = False
 
     def sent_bytes(self, codec: Codec, layout: Layout, heard_by: int, n: int, header_bytes: int) -> int:
         """Bytes a worker sends a round, headers included."""

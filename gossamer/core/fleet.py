@@ -43,6 +43,14 @@ def _not_negative(value: float, what: str) -> None:
         raise BadInput(f"{what} is {value}: expected a finite number, 0 or more ({_RANGE})")
 
 
+def _rising(points: tuple[tuple[int, float], ...], what: str, unit: str) -> None:
+    if any(not 1 <= t <= LARGEST or not SMALLEST <= v <= LARGEST for t, v in points) or any(a >= b for (a, _), (b, _) in pairwise(points)):
+        raise BadInput(
+            f"{what} is {list(points)}: expected pairs (tokens of a step, {unit}), both above 0 and at most {LARGEST:g} "
+            f"({unit} {SMALLEST:g} or more), tokens rising"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Trace:
     """A factor on a rate that changes over time: factors[k] holds from times_s[k] to times_s[k+1], the last one for good.
@@ -121,6 +129,10 @@ class Site:
     """A measured profile: (tokens of a step, seconds), tokens rising. When given it replaces mfu and overhead_s."""
     trace: Trace | None = None
     """Factor over time on both up_mbps and down_mbps."""
+    memory_gb: tuple[tuple[int, float], ...] = ()
+    """Measured peak memory of a step: (tokens of the step, GB = 1e9 bytes), tokens rising, two points or more."""
+    memory_limit_gb: float | None = None
+    """What training may use at most, in GB; None: the card's memory."""
 
     def __post_init__(self) -> None:
         me = f"of site {self.name!r}"
@@ -132,12 +144,12 @@ class Site:
         _above_zero(self.speed, f"speed {me}")
         _above_zero(self.up_mbps, f"up_mbps {me}", finite=False)
         _above_zero(self.down_mbps, f"down_mbps {me}", finite=False)
-        tokens = [t for t, _ in self.step_s]
-        if any(not 1 <= t <= LARGEST or not SMALLEST <= s <= LARGEST for t, s in self.step_s) or any(a >= b for a, b in pairwise(tokens)):
-            raise BadInput(
-                f"step_s {me} is {list(self.step_s)}: expected pairs (tokens of a step, seconds), both above 0 and at most {LARGEST:g} "
-                f"(seconds {SMALLEST:g} or more), tokens rising"
-            )
+        _rising(self.step_s, f"step_s {me}", "seconds")
+        _rising(self.memory_gb, f"memory_gb {me}", "GB")
+        if len(self.memory_gb) == 1:
+            raise BadInput(f"memory_gb {me} has one point, through which no line is known: give two or more, of unlike tokens")
+        if self.memory_limit_gb is not None:
+            _above_zero(self.memory_limit_gb, f"memory_limit_gb {me}")
         if self.step_s and self.speed != 1.0:
             raise BadInput(f"site {self.name!r} has a measured step_s and speed {self.speed}: a measured time needs no factor; drop one")
 
@@ -157,6 +169,58 @@ class Site:
         (t0, s0), (t1, s1) = points[k - 1], points[k]
         line_s = s0 + (s1 - s0) * (tokens - t0) / (t1 - t0)
         return line_s if t0 <= tokens <= t1 else max(line_s, 0.5 * near_s * tokens / near_t)
+
+    @property
+    def limit_gb(self) -> float:
+        """The memory that a step may use: the declared limit, else the card's, in GB."""
+        return self.gpu.memory_gb if self.memory_limit_gb is None else self.memory_limit_gb
+
+    def memory_line(self) -> tuple[float, float]:
+        """(GB of a step without tokens, GB per token): the least-squares line through `memory_gb`, which is exact for two points.
+
+        Where the points do not rise, the flat line through their mean: memory does not fall with tokens.
+
+        Raises:
+            BadInput: the site has no memory points.
+        """
+        if not self.memory_gb:
+            raise BadInput(
+                f"site {self.name!r} has no memory_gb: give its peak memory at two numbers of tokens (gossamer profile measures it)"
+            )
+        t_mean = math.fsum(t for t, _ in self.memory_gb) / len(self.memory_gb)
+        m_mean = math.fsum(m for _, m in self.memory_gb) / len(self.memory_gb)
+        spread = math.fsum((t - t_mean) ** 2 for t, _ in self.memory_gb)
+        slope = max(0.0, math.fsum((t - t_mean) * (m - m_mean) for t, m in self.memory_gb) / spread)
+        return m_mean - slope * t_mean, slope
+
+    def batch_max(self, sequence: int, headroom: float = 0.1) -> int | None:
+        """The largest B with fixed + per_token * B * sequence <= (1 - headroom) * limit_gb (see `memory_line`).
+
+        0 where not even one sequence fits, None without memory points; the largest measured (at least 1) where the points do not rise.
+
+        Args:
+            sequence: L, tokens per sequence.
+            headroom: share of the limit to keep free, 0 or more and below 1.
+
+        >>> card = Gpu("card", tflops=1.0, memory_gb=10.0)
+        >>> site = Site("a", "x", card, 1.0, 1.0, memory_gb=((1000, 3.0), (2000, 4.0)))
+        >>> site.memory_line(), site.batch_max(sequence=500, headroom=0.1)
+        ((2.0, 0.001), 14)
+        """
+        if sequence < 1 or not 0 <= headroom < 1:
+            raise BadInput(f"sequence {sequence}, headroom {headroom}: expected at least 1 token, and a share from 0 to below 1")
+        if not self.memory_gb:
+            return None
+        fixed_gb, token_gb = self.memory_line()
+        free_gb, one_gb = (1 - headroom) * self.limit_gb, token_gb * sequence
+        if fixed_gb + one_gb > free_gb:
+            return 0
+        if one_gb <= SMALLEST * (free_gb - fixed_gb):
+            return max(1, self.memory_gb[-1][0] // sequence)
+        most = int((free_gb - fixed_gb) / one_gb)
+        while fixed_gb + token_gb * (most * sequence) > free_gb:  # by one, where the division rounded
+            most -= 1
+        return most + (fixed_gb + token_gb * ((most + 1) * sequence) <= free_gb)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,8 @@ from gossamer.core.errors import BadInput
 from gossamer.core.fleet import LAN, LARGEST, Fleet, Gpu, Link, Site, Trace
 
 _FLEET = ("name", "source", "message_ms", "local", "gpus", "sites", "links")
-_SITE_NUMBERS = ("up_mbps", "down_mbps", "mfu", "overhead_s", "speed")
-_SITE = ("name", "region", "gpu", "workers", *_SITE_NUMBERS, "step_s", "trace")
+_SITE_NUMBERS = ("up_mbps", "down_mbps", "mfu", "overhead_s", "speed", "memory_limit_gb")
+_SITE = ("name", "region", "gpu", "workers", *_SITE_NUMBERS, "step_s", "memory_gb", "trace")
 _LINK = ("rate_mbps", "latency_ms", "rtt_ms", "jitter_ms", "loss", "window_bytes", "connections", "trace")
 
 
@@ -144,6 +144,16 @@ def _ends(table: Mapping[str, Any], where: str) -> list[tuple[str, str]]:
     return list(dict.fromkeys([(ends[0], ends[1]), (ends[1], ends[0])]))
 
 
+def _points(raw: Any, what: str, unit: str) -> tuple[tuple[int, float], ...]:
+    points = []
+    for point in _list(raw, what):
+        pair = _list(point, f"a point of {what}")
+        if len(pair) != 2:
+            raise BadInput(f"a point of {what} is {_said(pair)}: expected [tokens of a step, {unit}]")
+        points.append((_integer(pair[0], f"tokens in {what}"), _number(pair[1], f"{unit} in {what}")))
+    return tuple(points)
+
+
 def _site(table: Any, index: int, gpus: Mapping[str, Gpu]) -> Site:
     where = f"site number {index + 1}"
     if isinstance(table, Mapping) and isinstance(table.get("name"), str):
@@ -154,12 +164,6 @@ def _site(table: Any, index: int, gpus: Mapping[str, Gpu]) -> Site:
         raise BadInput(
             f"gpu of {where} is {card!r}, which is not known: add [gpus.{card!r}] with tflops and memory_gb; {nearest(card, gpus)}"
         )
-    profile = []
-    for point in _list(t.get("step_s", []), f"step_s of {where}"):
-        pair = _list(point, f"a point of step_s of {where}")
-        if len(pair) != 2:
-            raise BadInput(f"a point of step_s of {where} is {_said(pair)}: expected [tokens of a step, seconds]")
-        profile.append((_integer(pair[0], f"tokens in step_s of {where}"), _number(pair[1], f"seconds in step_s of {where}")))
     numbers = {key: _number(t[key], f"{key} of {where}") for key in _SITE_NUMBERS if key in t}
     return Site(
         name=_text(t["name"], f"name of {where}"),
@@ -171,8 +175,10 @@ def _site(table: Any, index: int, gpus: Mapping[str, Gpu]) -> Site:
         mfu=numbers.get("mfu", 0.4),
         overhead_s=numbers.get("overhead_s", 0.0),
         speed=numbers.get("speed", 1.0),
-        step_s=tuple(profile),
+        step_s=_points(t.get("step_s", []), f"step_s of {where}", "seconds"),
         trace=_trace(t["trace"], f"the trace of {where}") if "trace" in t else None,
+        memory_gb=_points(t.get("memory_gb", []), f"memory_gb of {where}", "GB"),
+        memory_limit_gb=numbers.get("memory_limit_gb"),
     )
 
 

@@ -6,10 +6,11 @@ import itertools
 from dataclasses import replace
 from functools import lru_cache
 
+from gossamer.core.errors import BadInput
 from gossamer.core.tree import Layout, numel
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=128)
 def shards(layout: Layout, n: int) -> tuple[Layout, ...]:
     """`n` consecutive pieces of nearly equal size; together they carry every element of `layout` once. Some are empty if n is larger
     than the layout.
@@ -32,3 +33,28 @@ def shards(layout: Layout, n: int) -> tuple[Layout, ...]:
             start += part.size
         pieces.append(tuple(piece))
     return tuple(pieces)
+
+
+@lru_cache(maxsize=16)
+def fragments(layout: Layout, count: int) -> tuple[Layout, ...]:
+    """`count` consecutive pieces of whole tensors, none empty: cut between the tensors nearest to equal sizes.
+
+    Raises:
+        BadInput: more fragments than tensors, or fewer than one.
+
+    >>> import torch
+    >>> from gossamer.core.tree import layout_of
+    >>> tree = {"a": torch.zeros(4), "b": torch.zeros(1), "c": torch.zeros(2), "d": torch.zeros(3)}
+    >>> [[p.name for p in piece] for piece in fragments(layout_of(tree), 3)]
+    [['a'], ['b', 'c'], ['d']]
+    """
+    if not 1 <= count <= len(layout):
+        raise BadInput(
+            f"{count} fragments of a model of {len(layout)} tensors: expected 1 to {len(layout)}, since a fragment is whole tensors"
+        )
+    ends = list(itertools.accumulate((part.size for part in layout), initial=0))
+    edges = [0]
+    for k in range(1, count):
+        target = ends[-1] * k / count
+        edges.append(min(range(edges[-1] + 1, len(layout) - count + k + 1), key=lambda i: abs(ends[i] - target)))
+    return tuple(layout[a:b] for a, b in itertools.pairwise([*edges, len(layout)]))

@@ -22,13 +22,17 @@ from gossamer.core.guard import Guard
 from gossamer.core.inner import Inner
 from gossamer.core.outer import Outer
 from gossamer.core.plan import Plan
+from gossamer.core.replan import Replan
 from gossamer.core.schedule import Schedule
+from gossamer.core.tiers import Tiers
 from gossamer.core.topology import Complete, Topology
 
 Weights: TypeAlias = Literal["uniform", "tokens", "mixing"]
 
 MAX_ROUNDS = 2**28 - 1
 """The round is part of a message's tag, which has 31 bits."""
+MAX_TOKENS = 2**32 - 1
+"""The tokens of a round are part of a packet's header, which has 32 bits for them."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,10 @@ class Method:
     """Forget the inner optimizer's state after each outer step. It stays with the worker by default."""
     sync_from: int | None = None
     """Start everybody from this worker's parameters. None: all must start equal, and a difference is refused."""
+    replan: Replan | None = None
+    """When to plan the work anew from measured step times. None: `plan` holds to the end."""
+    tiers: Tiers | None = None
+    """Servers between the workers, who then never talk to each other: an asynchronous method. None: workers are each other's peers."""
 
     @property
     def n(self) -> int:
@@ -66,7 +74,14 @@ class Method:
     @property
     def synchronous(self) -> bool:
         """True when all replicas hear the same mean, so that their anchors stay equal bit for bit."""
-        return self.weights != "mixing"
+        return self.weights != "mixing" and self.tiers is None
+
+    @property
+    def heard_by(self) -> int:
+        """How many hear the payload of a worker in a round."""
+        if self.tiers:
+            return 1
+        return len(self.topology.at(0).out(0)) if isinstance(self.exchange, Gather) else self.n - 1
 
     @property
     def total_tokens(self) -> int:
@@ -76,13 +91,22 @@ class Method:
     def __post_init__(self) -> None:
         if not 1 <= self.rounds <= MAX_ROUNDS:
             raise BadInput(f"rounds is {self.rounds}; a run has at least 1, and at most {MAX_ROUNDS} (2^28 - 1)")
+        if self.plan.tokens_per_round > MAX_TOKENS:
+            raise BadInput(
+                f"a round of {self.plan.tokens_per_round} tokens is longer than a packet can say, {MAX_TOKENS} (2^32 - 1): "
+                "take fewer steps a round"
+            )
         if self.plan.n != self.n:
             raise BadInput(f"the plan is for {self.plan.n} workers and the topology for {self.n}: make them equal")
         if self.sync_from is not None and not 0 <= self.sync_from < self.n:
             raise BadInput(f"sync_from names worker {self.sync_from}, but workers are 0 to {self.n - 1}")
         self._check_codec()
-        self._check_mean()
+        if self.tiers:
+            self._check_tiers(self.tiers)
+        else:
+            self._check_mean()
         self._check_cadence()
+        self._check_replan()
 
     def _check_codec(self) -> None:
         name = type(self.codec).__name__.lower()
@@ -105,6 +129,11 @@ class Method:
             raise BadInput(
                 f"exchange {type(self.exchange).__name__.lower()} needs the complete topology and uniform or token weights: use gather"
             )
+        if self.feedback and self.feedback.at_mean and not self.exchange.meets:
+            raise BadInput(
+                "error feedback at the mean is for an exchange that encodes the mean again, which "
+                f"{type(self.exchange).__name__.lower()} does not: use exchange shard, or error feedback at the worker"
+            )
         if isinstance(self.exchange, Ring) and self.codec.lossy:
             raise BadInput(f"a ring adds payloads on the way, and codec {type(self.codec).__name__.lower()} is lossy: use gather or shard")
         if not self.synchronous and not self.topology.at(0).is_doubly_stochastic():
@@ -117,6 +146,21 @@ class Method:
                     f"{self.name} exchanges gradients of one shared model: use uniform or token weights on the complete topology"
                 )
 
+    def _check_tiers(self, tiers: Tiers) -> None:
+        if tiers.n != self.n:
+            raise BadInput(f"the tiers are of {tiers.n} workers and the plan is for {self.n}: make them equal")
+        for faulty, what in (
+            (self.codec.lossy, "a lossy codec (servers send parameters): use codec fp32"),
+            (self.outer.says != "drift", f"an outer rule that says {self.outer.says} (servers take drifts): use OuterSGD"),
+            (self.cadence != Cadence(), "overlap or fragments (workers start from what the server has answered): leave cadence out"),
+            (not isinstance(self.exchange, Gather), "an exchange between the workers, who never talk to each other: use gather"),
+            (self.weights != "uniform", f"weights {self.weights!r} (each arrival counts as it is): use uniform"),
+            (self.sync_from is not None, "sync_from: start all from equal parameters"),
+            (self.replan is not None, "re-planning: the blocks of the workers already follow their speeds; set replan to 0"),
+        ):
+            if faulty:
+                raise BadInput(f"{self.name} has servers, which do not go with {what}")
+
     def _check_cadence(self) -> None:
         if self.cadence.overlap:
             if isinstance(self.exchange, Ring):
@@ -125,3 +169,21 @@ class Method:
                 raise BadInput(f"{self.name} already says its part before the inner steps: set cadence overlap to 0")
             if self.outer.says == "gradient":
                 raise BadInput(f"{self.name} has no later round to land in: set cadence overlap to 0")
+        if self.cadence.eager and self.outer.says != "drift":
+            raise BadInput(f"eager steps ahead on the worker's own drift, and {self.name} says {self.outer.says}: leave eager out")
+        if self.cadence.fragments > 1 and (self.outer.before or self.outer.says == "gradient"):
+            raise BadInput(f"{self.name} has nothing to say in the middle of a round: set cadence fragments to 1")
+
+    def _check_replan(self) -> None:
+        if self.replan is None:
+            return
+        if not self.synchronous or isinstance(self.exchange, Ring):
+            raise BadInput(
+                f"re-planning needs every worker to hear every other's step time each round, which {self.name} with "
+                f"{'gossip' if not self.synchronous else 'a ring'} does not: use exchange gather or shard with uniform or token weights, "
+                "or set replan to 0"
+            )
+        if self.outer.says == "gradient":
+            raise BadInput(f"{self.name} takes one step a round, so there is nothing to plan anew: set replan to 0")
+        if self.replan.unhidden_s and len(self.replan.unhidden_s) != self.n:
+            raise BadInput(f"re-planning has {len(self.replan.unhidden_s)} exchange times for {self.n} workers: give one each, or none")

@@ -70,12 +70,16 @@ class OuterSGD:
     lr: float = 0.7
     momentum: float = 0.9
     nesterov: bool = True
+    correction: Literal["none", "work"] = "none"
+    """For unequal work, within a round and between rounds: see `gossamer.core.work`, which applies it."""
     says: ClassVar[Says] = "drift"
     before: ClassVar[bool] = False
     needs_said: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _check(self.lr, self.momentum)
+        if self.correction not in ("none", "work"):
+            raise BadInput(f"the outer correction is {self.correction!r}: expected 'none' or 'work'")
 
     def init(self, x: Tree) -> OuterState:
         return {"momentum": zeros_like(x)} if self.momentum else {}

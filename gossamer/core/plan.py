@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 
@@ -34,8 +34,12 @@ class Plan:
     """B_i, sequences per step."""
     sequence: int
     """L, tokens per sequence."""
+    exact: tuple[float, ...] = ()
+    """The H_i that balance best, not rounded: what is left of a step is carried from round to round, see `at`. Empty: H_i every round."""
 
     def __post_init__(self) -> None:
+        if self.exact and (len(self.exact) != len(self.steps) or any(not 1.0 <= h < math.inf for h in self.exact)):
+            raise BadInput(f"the exact step counts of a plan are {self.exact}: expected one per worker, each a finite number of 1 or more")
         if not self.steps or len(self.steps) != len(self.batch):
             raise BadInput(f"a plan has {len(self.steps)} step counts and {len(self.batch)} batch sizes: give one of each per worker")
         for i, (h, b) in enumerate(zip(self.steps, self.batch, strict=True)):
@@ -50,6 +54,27 @@ class Plan:
     def n(self) -> int:
         """Workers."""
         return len(self.steps)
+
+    def at(self, round: int) -> Plan:
+        """The whole steps of `round`: H_i, or with exact step counts h_i the steps that bring worker i to round(h_i (round + 1)) in all.
+
+        >>> [Plan((2, 1), (8, 8), 64, exact=(1.75, 1.25)).at(t).steps for t in range(4)]
+        [(2, 1), (2, 2), (1, 1), (2, 1)]
+        """
+        if not self.exact:
+            return self
+        done, after = ([math.floor(h * t + 0.5) for h in self.exact] for t in (round, round + 1))
+        return replace(self, steps=tuple(b - a for a, b in zip(done, after, strict=True)), exact=())
+
+    @property
+    def mean_steps(self) -> tuple[float, ...]:
+        """Steps of a round in the mean over rounds."""
+        return self.exact or tuple(map(float, self.steps))
+
+    @property
+    def mean_tokens(self) -> float:
+        """Tokens of a round of all workers, in the mean over rounds."""
+        return sum(h * b for h, b in zip(self.mean_steps, self.batch, strict=True)) * self.sequence
 
     def tokens(self, i: int) -> int:
         """n_i = H_i * B_i * L: tokens that worker i consumes in a round."""

@@ -8,6 +8,7 @@ The program is the one that the simulator runs; with the same seed the parameter
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict, deque
 from contextlib import suppress
 
@@ -96,7 +97,9 @@ class C10dWorld:
                 if isinstance(step, Final):
                     return step.state
                 self.group.board.check()
-                reply = self._body.compute(step.work)
+                begin_s = time.monotonic()
+                done = self._body.compute(step.work)
+                reply = done if done.seconds else done._replace(seconds=time.monotonic() - begin_s)
                 ledger.spend("compute")
             except RunFailed as error:
                 if error is self.group.board.failure:
@@ -117,7 +120,7 @@ class C10dWorld:
             for j, nbytes in effect.sizes.items():
                 self._posted[effect.tag, j].append(transport.receive(j, effect.tag, nbytes, unseal))
         elif isinstance(effect, Ready):
-            self.group.notes.ready(tuple(effect.to), effect.round)
+            self.group.notes.ready(tuple(effect.to), effect.round, effect.fragment)
         elif isinstance(effect, Send):
             self._send(effect)
         elif isinstance(effect, Gather):
@@ -152,7 +155,7 @@ class C10dWorld:
             if not queue:
                 del self._posted[effect.tag, j]
         self.group.board.wait(lambda: all(r.done for r in receipts.values()))
-        self._ledger.wait({j: r.at_s for j, r in receipts.items()}, effect.carries, effect.round)
+        self._ledger.wait({j: r.at_s for j, r in receipts.items()}, effect.carries, effect.round, effect.fragment)
         for r in receipts.values():
             if r.error is not None:
                 raise r.error

@@ -24,11 +24,13 @@ class Ledger:
     """Accounts for one worker.
 
     Args:
-        ready_at: round -> READY stamps, by the monotonic clock.
+        ready_at: (round, fragment) -> READY stamps, by the monotonic clock.
         start_s: what the worker's clock shows at the start (a resumed run).
     """
 
-    def __init__(self, me: Addr, hooks: Hooks | None, ready_at: Callable[[int], Mapping[Addr, float]], start_s: float, round: int) -> None:
+    def __init__(
+        self, me: Addr, hooks: Hooks | None, ready_at: Callable[[int, int], Mapping[Addr, float]], start_s: float, round: int
+    ) -> None:
         self.me = me
         self.round = round
         """Rounds completed."""
@@ -67,7 +69,9 @@ class Ledger:
         self._zero_s += now_s - self._mark_s
         self._mark_s = now_s
 
-    def wait(self, arrivals_s: Mapping[Addr, float], carries: Mapping[Addr, Sequence[Addr]] | None, ready_round: int) -> None:
+    def wait(
+        self, arrivals_s: Mapping[Addr, float], carries: Mapping[Addr, Sequence[Addr]] | None, ready_round: int, fragment: int = 0
+    ) -> None:
         """The time since the last call was a wait for these messages, which arrived at these times of the monotonic clock.
 
         A READY note has a connection of its own and can be later than the message by a hair. Where this worker has said READY for the
@@ -83,7 +87,7 @@ class Ledger:
         self._mark_s = end_s = time.monotonic()
         if end_s - begin_s > self._longest_s:
             self._longest_s, self.waited_for = end_s - begin_s, last
-        ready_s = dict(self._ready_at(ready_round))
+        ready_s = dict(self._ready_at(ready_round, fragment))
         if self.me in ready_s:
             for j in (last,) if carries is None else carries[last]:
                 ready_s.setdefault(j, end_s)

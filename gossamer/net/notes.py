@@ -42,8 +42,8 @@ class Notes:
         self.board = board
         self.me: Addr = group.rank()
         self.others = tuple(j for j in range(group.size()) if j != self.me)
-        self.ready_s: dict[int, dict[Addr, float]] = defaultdict(dict)
-        """Round -> worker -> when its READY arrived, by this worker's monotonic clock."""
+        self.ready_s: dict[tuple[int, int], dict[Addr, float]] = defaultdict(dict)
+        """(Round, fragment) -> worker -> when its READY arrived, by this worker's monotonic clock."""
         self.ended: dict[Addr, tuple[int, int]] = {}
         """Worker -> messages that it has sent to this one, receives that it has posted from this one, in all."""
         self.signal: int | None = None
@@ -63,17 +63,17 @@ class Notes:
 
     # ---- READY
 
-    def ready(self, to: tuple[Addr, ...], round: int) -> None:
-        """This worker's compute of `round` is done."""
+    def ready(self, to: tuple[Addr, ...], round: int, fragment: int = 0) -> None:
+        """This worker's compute of `round`, as far as `fragment` carries it, is done."""
         with self.board.changed:
-            self.ready_s[round][self.me] = time.monotonic()
+            self.ready_s[round, fragment][self.me] = time.monotonic()
         for j in to:
-            self._send(j, _READY, round)
+            self._send(j, _READY, round, fragment)
 
-    def ready_at(self, round: int) -> dict[Addr, float]:
-        """A copy of the stamps of `round`."""
+    def ready_at(self, round: int, fragment: int = 0) -> dict[Addr, float]:
+        """A copy of the stamps of `round` and `fragment`."""
         with self.board.changed:
-            return dict(self.ready_s.get(round, {}))
+            return dict(self.ready_s.get((round, fragment), {}))
 
     # ---- stopping
 
@@ -108,7 +108,7 @@ class Notes:
                 last = self.last_round
                 self.stopped = last is not None and round >= last
             self._passed = board.round = round
-            for old in [r for r in self.ready_s if r < round - _KEPT_ROUNDS]:
+            for old in [key for key in self.ready_s if key[0] < round - _KEPT_ROUNDS]:
                 del self.ready_s[old]
             return self.stopped
 
@@ -189,7 +189,7 @@ class Notes:
             kind, signal, a, b = _NOTE.unpack(buffer.numpy().tobytes())
             with self.board.changed:
                 if kind == _READY:
-                    self.ready_s[a][src] = at_s
+                    self.ready_s[a, b][src] = at_s
                 elif kind == _STOP:
                     self._last[src] = a
                     self._publish(signal)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 
 from gossamer.core.errors import BadInput
@@ -23,6 +24,17 @@ class Setting:
     inner: Inner | None = None
     """None: the method's own."""
     schedule: Schedule = field(default_factory=Cosine)
+    speeds: tuple[float, ...] = ()
+    """Steps per second of each worker at its batch; empty: all alike. For methods that divide the work themselves."""
+    regions: tuple[int, ...] = ()
+    """The region of each worker, numbered in the order in which they first occur; empty: one region."""
+
+    def __post_init__(self) -> None:
+        for what, given in (("speeds", self.speeds), ("regions", self.regions)):
+            if given and len(given) != self.plan.n:
+                raise BadInput(f"a setting has {len(given)} {what} for {self.plan.n} workers: give one each, or none")
+        if not all(0 < v < math.inf for v in self.speeds):
+            raise BadInput(f"the workers' speeds are {self.speeds} steps/s: expected finite numbers above 0")
 
     @property
     def n(self) -> int:

@@ -14,12 +14,15 @@ from gossamer.core.feedback import Feedback
 from gossamer.core.inner import Lion
 from gossamer.core.method import Method
 from gossamer.core.outer import Average, GradientMean, OuterSGD
+from gossamer.core.replan import Replan
 from gossamer.core.topology import Complete
 from gossamer.recipes.setting import ADAMW, Setting
 
 CodecName = Literal["fp32", "fp16", "bf16", "int8", "sign", "topk"]
 ExchangeName = Literal["auto", "gather", "shard", "ring"]
 MeanWeights = Literal["uniform", "tokens"]
+Correction = Literal["none", "work"]
+ErrorFeedback = Literal["none", "worker", "mean", "both"]
 
 _CODECS: dict[str, Codec] = {"fp32": Fp32(), "fp16": Fp16(), "bf16": Bf16(), "int8": Int8(), "sign": Sign(), "topk": TopK()}
 _EXCHANGES: dict[str, Exchange] = {"gather": Gather(), "shard": Shard(), "ring": Ring()}
@@ -28,6 +31,13 @@ _EXCHANGES: dict[str, Exchange] = {"gather": Gather(), "shard": Shard(), "ring":
 def _exchange(name: ExchangeName, codec: Codec) -> Exchange:
     """`auto` chooses only among routes of equal mathematics: shard where the codec is lossless, else gather."""
     return _EXCHANGES[("gather" if codec.lossy else "shard") if name == "auto" else name]
+
+
+def _feedback(at: ErrorFeedback | bool) -> Feedback | None:
+    """False is none, True the worker's own end."""
+    if at is False or at == "none":
+        return None
+    return Feedback(ends="worker" if at is True else at)
 
 
 def diloco(
@@ -40,10 +50,19 @@ def diloco(
     codec: CodecName = "fp32",
     exchange: ExchangeName = "auto",
     overlap: float = 0.0,
+    eager: bool = False,
+    fragments: int = 1,
+    replan: float = 0.0,
+    replan_smoothing: float = 0.3,
+    correction: Correction = "none",
 ) -> Method:
     """DiLoCo (Douillard et al. 2023, arXiv 2311.08105): D = sum_i w_i (x - y^i), then Nesterov on D.
 
     Sends 2 (n - 1) / n * 4 P bytes a worker and round. A codec that loses bits goes by `gather`, unless `shard` is asked for.
+
+    `overlap`, `eager` and `fragments` say when what lands (`Cadence`).
+    `replan` is the predicted gain from which the work is planned anew from measured step times (`gossamer.core.replan`), 0 for never.
+    `correction="work"` sizes drifts and outer steps for unequal H_i (`gossamer.core.work`).
     """
     return Method(
         name="diloco",
@@ -51,13 +70,39 @@ def diloco(
         schedule=setting.schedule,
         plan=setting.plan,
         topology=Complete(setting.n),
-        outer=OuterSGD(outer_lr, outer_momentum, nesterov),
+        outer=OuterSGD(outer_lr, outer_momentum, nesterov, correction),
         rounds=setting.rounds,
         exchange=_exchange(exchange, _CODECS[codec]),
         codec=_CODECS[codec],
         weights=weights,
-        cadence=Cadence(overlap),
+        cadence=Cadence(overlap, fragments, eager),
+        replan=Replan(replan, replan_smoothing) if replan else None,
     )
+
+
+def streaming_diloco(
+    setting: Setting,
+    *,
+    outer_lr: float = 0.7,
+    outer_momentum: float = 0.9,
+    nesterov: bool = True,
+    weights: MeanWeights = "uniform",
+    codec: CodecName = "fp32",
+    exchange: ExchangeName = "auto",
+    fragments: int = 4,
+    overlap: float = 0.25,
+) -> Method:
+    """Streaming DiLoCo (Douillard et al. 2025, arXiv 2501.18512): DiLoCo by fragments of whole tensors, fragment p launched after
+    (p + 1) / F of each round and landing `overlap` of a round later. The bytes of DiLoCo, spread over the round.
+
+    Departures: fragments are consecutive, not strided; on landing the worker's own block is replaced by the agreed one, where the paper
+    blends halves; codecs are ours (the paper's has 4 bits).
+    """
+    base = diloco(
+        setting, outer_lr=outer_lr, outer_momentum=outer_momentum, nesterov=nesterov, weights=weights, codec=codec, exchange=exchange,
+        overlap=overlap, fragments=fragments,
+    )  # fmt: skip
+    return replace(base, name="streaming_diloco")
 
 
 def local_sgd(setting: Setting, *, weights: MeanWeights = "tokens", exchange: ExchangeName = "auto") -> Method:
@@ -81,9 +126,14 @@ def geomesh(
     codec: CodecName = "sign",
     magnitude: Literal["tensor", "row", "block"] = "tensor",
     embeddings: Literal["row", "same"] = "row",
-    error_feedback: bool = False,
+    error_feedback: ErrorFeedback | bool = "none",
     exchange: ExchangeName = "auto",
     overlap: float = 0.0,
+    eager: bool = False,
+    fragments: int = 1,
+    replan: float = 0.0,
+    replan_smoothing: float = 0.3,
+    correction: Correction = "none",
 ) -> Method:
     """GeoMesh (Shin et al. 2026): B_i and H_i from a plan, Lion inside, and compressed sign synchronisation (CSS): worker i sends one bit
     a parameter, s = [D >= 0], one magnitude a tensor, m = mean|D|, and its token count; everybody forms
@@ -91,20 +141,22 @@ def geomesh(
 
     Sends (n - 1) * P / 8 bytes a worker and round by `gather`. `shard` sends about 2 P / 8 but signs twice: other mathematics, so it is
     asked for by name. Departure from the paper: embeddings and the output layer carry one magnitude a row (`embeddings="same"` for the
-    paper's), so that rows no token touched stay where they are. The outer momentum is what learned best in a few trials on this project's
+    paper's), so that rows no token touched stay where they are. `error_feedback`: at the `worker`, at the `mean` that the owner of a slice
+    signs (shard), or `both`. The outer momentum is what learned best in a few trials on this project's
     small model (docs/lab-notes.md); the paper's is not published.
     """
     if codec != "sign" and magnitude != "tensor":
         raise BadInput(f"magnitude {magnitude!r} belongs to codec sign, not {codec}: leave it out")
     base = diloco(
-        setting, outer_lr=outer_lr, outer_momentum=outer_momentum, weights=weights, codec=codec, exchange=exchange, overlap=overlap
-    )
+        setting, outer_lr=outer_lr, outer_momentum=outer_momentum, weights=weights, codec=codec, exchange=exchange, overlap=overlap,
+        eager=eager, fragments=fragments, replan=replan, replan_smoothing=replan_smoothing, correction=correction,
+    )  # fmt: skip
     return replace(
         base,
         name="geomesh",
         inner=setting.inner_or(Lion(lr=1e-3)),
         codec=Sign(magnitude=magnitude, embeddings=embeddings) if codec == "sign" else base.codec,
-        feedback=Feedback() if error_feedback else None,
+        feedback=_feedback(error_feedback),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from statistics import mean, stdev
@@ -104,13 +104,22 @@ def title(runs: Sequence[Run]) -> str:
 def as_text(runs: Sequence[Run], width: int | None = None) -> str:
     """The table for a terminal: a line for each run, or, where that is wider than `width` characters, a column for each run. Where that
     is too wide as well, a line for each run after all."""
-    lines = [tuple(name for name, _ in COLUMNS), tuple(unit for _, unit in COLUMNS), *(row.cells() for row in comparison(runs))]
-    wide = _aligned(lines, words=WORDS, heads=2)
-    if width is not None and max(map(len, wide)) > width:
-        names = [f"{name} ({unit})" if unit else name for name, unit in COLUMNS]
-        tall = _aligned(list(zip(names, *lines[2:], strict=True)), words=1, heads=1)
-        wide = tall if max(map(len, tall)) <= width else wide
-    return "\n".join([title(runs), "", *wide, *_after(runs, "")])
+    return "\n".join([title(runs), "", *laid_out(COLUMNS, [row.cells() for row in comparison(runs)], WORDS, width), *_after(runs, "")])
+
+
+def laid_out(columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[str]], words: int, width: int | None = None) -> list[str]:
+    """Lines of plain text: a line for each row; where that is wider than `width`, a column for each row, if that is narrow enough.
+
+    Args:
+        columns: name and unit of each.
+        words: so many columns, the first ones, are words; the others are numbers, and stand to the right.
+    """
+    wide = _aligned([[name for name, _ in columns], [unit for _, unit in columns], *rows], words=words, heads=2)
+    if width is None or max(map(len, wide)) <= width:
+        return wide
+    names = [f"{name} ({unit})" if unit else name for name, unit in columns]
+    tall = _aligned(list(zip(names, *rows, strict=True)), words=1, heads=1)
+    return tall if max(map(len, tall)) <= width else wide
 
 
 def _aligned(lines: Sequence[Sequence[str]], words: int, heads: int) -> list[str]:
@@ -186,11 +195,35 @@ def verdicts(runs: Sequence[Run]) -> list[str]:
     best = min(groups, key=lambda key: mean(groups[key].values()))
     out = []
     for key, losses in groups.items():
-        shared = sorted(set(losses) & set(groups[best]))
-        if key == best or len(shared) < 2:
+        found = paired(losses, groups[best])
+        if key == best or found is None:
             continue
-        differences = [losses[seed] - groups[best][seed] for seed in shared]
-        middle, spread = mean(differences), stdev(differences)
-        said = "not distinguishable" if abs(middle) <= spread else "higher in these pairs" if middle > 0 else "lower in these pairs"
-        out.append(f"{names[key]} minus {names[best]}: {middle:+.4f} ± {spread:.4f} nats per token over {len(shared)} seeds, {said}.")
+        middle, spread, seeds = found
+        said = verdict(*found)
+        out.append(f"{names[key]} minus {names[best]}: {middle:+.4f} ± {spread:.4f} nats per token over {seeds} seeds, {said}.")
     return out
+
+
+def paired(ours: Mapping[str, float], theirs: Mapping[str, float]) -> tuple[float, float, int] | None:
+    """Final losses by seed, compared: mean and sample standard deviation of the differences at equal seeds, and how many seeds these are.
+    None where there are fewer than two.
+
+    >>> paired({"0": 2.0, "1": 3.0, "7": 9.0}, {"0": 1.0, "1": 2.0})
+    (1.0, 0.0, 2)
+    """
+    shared = sorted(set(ours) & set(theirs))
+    if len(shared) < 2:
+        return None
+    differences = [ours[seed] - theirs[seed] for seed in shared]
+    return mean(differences), stdev(differences), len(shared)
+
+
+def verdict(middle: float, spread: float, seeds: int) -> str:
+    """Of `paired`: a mean within one sample standard deviation of zero is inside the spread.
+
+    >>> verdict(0.01, 0.02, 3), verdict(-0.5, 0.1, 3)
+    ('not distinguishable', 'lower in these pairs')
+    """
+    if seeds < 2 or abs(middle) <= spread:
+        return "not distinguishable"
+    return "higher in these pairs" if middle > 0 else "lower in these pairs"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, TypeAlias
 
@@ -26,7 +26,7 @@ NAMES = {
     "halos": "HALoS",
     "noloco": "NoLoCo",
     "sparse_loco": "SparseLoCo",
-    "streaming": "Streaming DiLoCo",
+    "streaming_diloco": "Streaming DiLoCo",
     "muloco": "MuLoCo",
 }
 Recipe: TypeAlias = tuple[tuple[str, str], ...]
@@ -202,12 +202,17 @@ def recipe(run: Run) -> Recipe:
 
 def charged(runs: Sequence[Run]) -> str:
     """What a title must say when a bigger model's clock goes with a smaller model's loss; empty when none does."""
-    names = sorted({run.charged_as for run in runs if run.charged_as is not None})
+    names = {run.charged_as for run in runs if run.charged_as is not None}
     if not names:
         return ""
-    text = f"clock and bytes charged as {' / '.join(tidy(n, 40) for n in names)}, loss from the small model that was trained"
+    text = charged_as(names)
     own = [label for label, run in zip(labels(runs), runs, strict=True) if run.charged_as is None]
     return text + (f" (not for {', '.join(own)})" if own else "")
+
+
+def charged_as(names: Collection[str]) -> str:
+    """What a title says of the models, one or more, whose clock and bytes were charged in place of the trained one's."""
+    return f"clock and bytes charged as {' / '.join(tidy(n, 40) for n in sorted(names))}, loss from the small model that was trained"
 
 
 MANY_ZEROS = 0.001

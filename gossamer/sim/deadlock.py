@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from gossamer.sim.mailbox import in_words
 from gossamer.sim.worker import Worker
-from gossamer.worker.effects import Addr, Tag
+from gossamer.worker.effects import Addr
 
-_TAG_NAMES = {value: name for name, value in vars(Tag).items() if isinstance(value, int)}
 _LINES = 8
 """Workers listed."""
 
@@ -18,9 +18,9 @@ def deadlock(workers: Sequence[Worker], now_s: float) -> str:
     stuck = {worker.addr: worker for worker in workers if not worker.finished}
     lacking: dict[Addr, list[Addr]] = {}
     for worker in stuck.values():
-        assert worker.gather is not None
-        lacking[worker.addr] = [j for j in worker.gather.frm if worker.gather.tag * n + j in worker.lacks]
-    cycle = _cycle({i: next((j for j in missing if j in stuck), missing[0]) for i, missing in lacking.items()})
+        gather = worker.gather
+        lacking[worker.addr] = [] if gather is None else [j for j in gather.frm if gather.tag * n + j in worker.mail.lacks]
+    cycle = _cycle({i: next((j for j in missing if j in stuck), missing[0]) for i, missing in lacking.items() if missing})
     first = sorted(stuck, key=lambda i: (all(j in stuck for j in lacking[i]), i not in cycle, i))
     lines = [_line(stuck[i], lacking[i], stuck) for i in first[:_LINES]]
     if len(stuck) > len(lines):
@@ -38,15 +38,11 @@ def deadlock(workers: Sequence[Worker], now_s: float) -> str:
 
 
 def _line(worker: Worker, lacking: Sequence[Addr], stuck: Collection[Addr]) -> str:
-    assert worker.gather is not None
+    if worker.gather is None:
+        return f"server {worker.addr} waits for anybody's message"
     names = ", ".join(str(j) if j in stuck else f"{j} (finished)" for j in lacking[:4])
     more = f" and {len(lacking) - 4} more" if len(lacking) > 4 else ""
     return f"worker {worker.addr}, in round {worker.round}, lacks {in_words(worker.gather.tag)} from worker {names}{more}"
-
-
-def in_words(tag: int) -> str:
-    """A message tag in words."""
-    return f"{_TAG_NAMES.get(tag % 8, f'kind {tag % 8}')} of round {tag // 8}"
 
 
 def _cycle(awaited: Mapping[Addr, Addr]) -> list[Addr]:

@@ -16,8 +16,8 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from gossamer.core.errors import BadInput, RunFailed
 from gossamer.sim.clock import EventQueue, collector_off
-from gossamer.sim.deadlock import deadlock, in_words
-from gossamer.sim.mailbox import Flight, Message
+from gossamer.sim.deadlock import deadlock
+from gossamer.sim.mailbox import Flight, Mailbox, Message, in_words
 from gossamer.sim.worker import Worker
 from gossamer.worker.account import Account, Hooks, TraceKind, split_wait
 from gossamer.worker.effects import (
@@ -34,6 +34,7 @@ from gossamer.worker.effects import (
     Note,
     Program,
     Ready,
+    RecvAny,
     Reply,
     Send,
     SiteSum,
@@ -41,7 +42,6 @@ from gossamer.worker.effects import (
     SpanKind,
     Work,
 )
-from gossamer.worker.packet import Packet
 from gossamer.worker.state import State
 
 Event: TypeAlias = tuple[float, int, int]
@@ -75,9 +75,9 @@ class SimResult(NamedTuple):
     """What a simulated run ended with."""
 
     final: list[State | None]
-    """Each worker's last state."""
+    """Each seat's last state, workers first."""
     accounts: list[Account]
-    """Each worker's seconds and bytes. `wall_s` counts from the worker's start."""
+    """Each seat's seconds and bytes, workers first. `wall_s` counts from its start. A server's waits count as network idle."""
     events: int
     """Events taken from the queue."""
 
@@ -86,7 +86,7 @@ class Simulation:
     """N logical workers on one virtual clock. Runs once.
 
     Args:
-        programs: one program per worker; a worker's address is its index.
+        programs: one program per seat, workers first and then servers; the address of a seat is its index.
         bodies: what does the inner steps, one per worker; None for a timing-only run (no tensors, packets without data).
         network: moves messages.
         timing: what compute, encoding, decoding and outer steps cost. `apply` costs nothing: its cost belongs to the step of its `grad`.
@@ -95,6 +95,8 @@ class Simulation:
         start_s: each worker's time at the start (a resumed run); 0 by default.
         rounds0: rounds each worker has completed before the start; 0 by default.
         sequence: tokens per sequence, for the token counts of a timing-only run.
+        servers: how many of the programs, the last ones, are servers. They have no body and no rounds, their time is not traced, and of
+            their effects the hooks see boundaries alone.
 
     Raises:
         BadInput: lists of unlike lengths, a charge that is not positive, a timing-only run without `sequence`.
@@ -112,11 +114,13 @@ class Simulation:
         start_s: Sequence[float] | None = None,
         rounds0: Sequence[int] | None = None,
         sequence: int = 0,
+        servers: int = 0,
     ) -> None:
-        n = len(programs)
+        seats = len(programs)
+        n = seats - servers
         for what, given in (("bodies", bodies), ("start_s", start_s), ("rounds0", rounds0)):
             if given is not None and len(given) != n:
-                raise BadInput(f"{what} has {len(given)} entries for {n} programs: give one per worker, or None")
+                raise BadInput(f"{what} has {len(given)} entries for {n} programs of workers: give one per worker, or None")
         if not 0.0 < charge < float("inf"):
             raise BadInput(
                 f"charge is {charge}, expected a positive number of bytes on the clock per packet byte (1.0 charges what is sent)"
@@ -128,9 +132,12 @@ class Simulation:
         starts = [0.0] * n if start_s is None else list(start_s)
         rounds = [0] * n if rounds0 is None else list(rounds0)
         self._workers = [
-            Worker(i, program, None if bodies is None else bodies[i], starts[i], rounds[i]) for i, program in enumerate(programs)
+            Worker(i, program, None if bodies is None else bodies[i], starts[i], rounds[i], Mailbox(i, seats))
+            for i, program in enumerate(programs[:n])
         ]
-        self._queue = EventQueue(min(starts, default=0.0))
+        first_s = min(starts, default=0.0)
+        self._workers += [Worker(i, programs[i], None, first_s, 0, Mailbox(i, seats, serves=True), serves=True) for i in range(n, seats)]
+        self._queue = EventQueue(first_s)
         self._flight = Flight()
         self._network = network
         self._timing = timing
@@ -139,7 +146,7 @@ class Simulation:
         self._sequence = sequence
         self._timing_only = bodies is None
         self._sent = 0  # messages so far: the key of the next
-        self._ready_s: dict[int, dict[Addr, float]] = {}  # round -> worker -> when its compute of that round ended
+        self._ready_s: dict[tuple[int, int], dict[Addr, float]] = {}  # (round, fragment) -> worker -> when its compute ended
         self._at_round: dict[int, int] = {}  # round -> workers that are in it
         for r in rounds:
             self._at_round[r] = self._at_round.get(r, 0) + 1
@@ -205,13 +212,11 @@ class Simulation:
             if type(effect) is Span:
                 self._spend(worker, effect.kind, self._timing.span_s(effect.kind, self._charged(effect.nbytes)))
             elif type(effect) is Expect:
-                base, put = effect.tag * len(self._workers), worker.sizes.put
-                for j, nbytes in effect.sizes.items():
-                    put(base + j, nbytes)
+                worker.mail.expect(effect.tag, effect.sizes)
             elif type(effect) is Compute:
                 reply = self._compute(worker, effect.work)
             elif type(effect) is Ready:
-                self._ready_s.setdefault(effect.round, {})[worker.addr] = worker.now_s
+                self._ready_s.setdefault((effect.round, effect.fragment), {})[worker.addr] = worker.now_s
             elif type(effect) is Load:
                 if worker.body is not None:
                     try:
@@ -227,11 +232,19 @@ class Simulation:
             elif type(effect) is Send:
                 self._send(worker, effect)
             elif type(effect) is Gather:
-                if not self._present(worker, effect):
+                if not worker.mail.present(effect, worker.round):
+                    worker.gather = effect
                     return
-                reply, _, _ = self._take(worker, effect)
+                reply, _, _ = worker.mail.take(effect, worker.round)
+            elif type(effect) is RecvAny:
+                reply = worker.mail.first(effect.tag)
+                if reply is None:
+                    return
+                worker.seconds["network_idle"] += clock_s - worker.now_s
+                worker.now_s = clock_s
             elif type(effect) is Boundary:
-                self._cross(worker, effect.round)
+                if not worker.serves:
+                    self._cross(worker, effect.round)
                 reply = Go() if hooks is None else hooks.boundary(worker.addr, effect.round, clock_s, effect.state, worker.body)
             elif type(effect) is Note:
                 if hooks is not None:
@@ -254,7 +267,7 @@ class Simulation:
         begin_s = worker.now_s
         worker.now_s = end_s = begin_s + seconds
         worker.seconds[kind] += seconds
-        if self._hooks is not None:
+        if self._hooks is not None and not worker.serves:
             self._hooks.span(worker.addr, kind, begin_s, end_s, worker.round)
 
     def _compute(self, worker: Worker, work: Work) -> Done:
@@ -270,6 +283,8 @@ class Simulation:
             seconds = self._timing.steps_s(worker.addr, worker.round, worker.step, work.steps, work.batch)
             worker.step += work.steps
             self._spend(worker, "compute", seconds)
+            if not done.seconds:
+                done = done._replace(seconds=seconds)
         return done
 
     def _send(self, worker: Worker, effect: Send) -> None:
@@ -296,59 +311,23 @@ class Simulation:
         for src, dst, tag, packet, _ in self._flight.land(key):
             worker = self._workers[dst]
             worker.heard_bytes += packet.nbytes
-            slot = tag * len(self._workers) + src
-            worker.box.put(slot, (now_s, packet))
-            if slot in worker.lacks:
-                worker.lacks.remove(slot)
-                if not worker.lacks:
+            if worker.mail.put(src, tag, now_s, packet):
+                if worker.serves:  # after all that arrives at this moment, so that the lowest sender comes first
+                    worker.parked = RecvAny(tag)
+                    self._queue.push(now_s, ~dst, 0)
+                else:
                     self._resume(worker, now_s)
-
-    def _present(self, worker: Worker, gather: Gather) -> bool:
-        """Whether all messages of a wait are here. If not, the worker waits for them."""
-        base, box, sizes = gather.tag * len(self._workers), worker.box.held, worker.sizes.held
-        lacks = None
-        for j in gather.frm:
-            slot = base + j
-            if slot not in sizes:
-                raise RunFailed(
-                    f"worker {worker.addr}, round {worker.round}: gathers {in_words(gather.tag)} from worker {j} without an Expect for it: "
-                    "real worlds post their receives from Expect and would never hear it"
-                )
-            if slot not in box:
-                if lacks is None:
-                    lacks = worker.lacks
-                lacks.add(slot)
-        if lacks is None:
-            return True
-        worker.gather = gather
-        return False
-
-    def _take(self, worker: Worker, gather: Gather) -> tuple[dict[Addr, Packet], Addr, float]:
-        """Takes the messages of a wait out of the mailbox. Returns them, the last to arrive (a tie: the lowest address) and its time."""
-        base, take_mail, take_size = gather.tag * len(self._workers), worker.box.take, worker.sizes.take
-        heard: dict[Addr, Packet] = {}
-        last, last_s = -1, float("-inf")
-        for j in gather.frm:
-            at_s, packet = take_mail(base + j)
-            nbytes = take_size(base + j)
-            if packet.nbytes != nbytes:
-                raise RunFailed(
-                    f"worker {worker.addr}, round {worker.round}: expects {nbytes} bytes of {in_words(gather.tag)} from worker {j}, which "
-                    f"sent {packet.nbytes} bytes: both must compute one size from one configuration"
-                )
-            heard[j] = packet
-            if at_s > last_s or (at_s == last_s and j < last):
-                last, last_s = j, at_s
-        return heard, last, last_s
 
     def _resume(self, worker: Worker, now_s: float) -> None:
         """The last message of a wait has come: accounts for the wait and goes on with the answer."""
         gather, begin_s = worker.gather, worker.now_s
         assert gather is not None
         worker.gather = None
-        heard, last, last_s = self._take(worker, gather)
+        heard, last, last_s = worker.mail.take(gather, worker.round)
         if now_s > begin_s:
-            straggler_s, network_s = split_wait(begin_s, {last: last_s}, gather.carries, self._ready_s.get(gather.round, {}))
+            straggler_s, network_s = split_wait(
+                begin_s, {last: last_s}, gather.carries, self._ready_s.get((gather.round, gather.fragment), {})
+            )
             worker.now_s = now_s
             worker.seconds["straggler_idle"] += straggler_s
             worker.seconds["network_idle"] += network_s
@@ -378,12 +357,13 @@ class Simulation:
             del at[worker.round]
             slowest = min(at, default=None)
             if slowest is not None and slowest > worker.round:
-                for old in [r for r in ready_s if r < slowest - _KEPT_ROUNDS]:
+                for old in [key for key in ready_s if key[0] < slowest - _KEPT_ROUNDS]:
                     del ready_s[old]
 
     def _finish(self, worker: Worker, final: State | None) -> None:
         worker.final, worker.finished = final, True
-        self._leave(worker)
+        if not worker.serves:
+            self._leave(worker)
 
 
 def _failure(worker: Worker, error: Exception) -> RunFailed:

@@ -123,6 +123,7 @@ class Network:
     Args:
         seed: of the jitter.
         sharing: "queue" (fast, to thousands of workers) or "fair" (max-min; work grows with the messages that share).
+        hosts: the worker at whose site each node stands, for nodes other than the workers.
 
     Raises:
         BadInput: another `sharing`.
@@ -134,11 +135,11 @@ class Network:
     """finish(when_s, key, version): an event has come. Returns whether the message is now delivered, and more events to schedule. False
     is an event on the way, or one that newer events have replaced."""
 
-    def __init__(self, fleet: Fleet, seed: int = 0, sharing: Sharing = "queue") -> None:
+    def __init__(self, fleet: Fleet, seed: int = 0, sharing: Sharing = "queue", hosts: Sequence[int] | None = None) -> None:
         modes: dict[str, type[Queues] | type[Fair]] = {"queue": Queues, "fair": Fair}
         if sharing not in modes:
             raise BadInput(f"sharing is {sharing!r}: expected 'queue' (fast) or 'fair' (max-min between all messages)")
-        self._mode = modes[sharing](Paths(fleet, seed))
+        self._mode = modes[sharing](Paths(fleet, seed, hosts))
         self.launch = self._mode.launch
         self.finish = self._mode.finish
 

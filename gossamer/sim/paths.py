@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 from gossamer.core.fleet import Fleet, Link, Trace
@@ -29,20 +30,22 @@ class Route(NamedTuple):
 
 
 class Paths:
-    """The constants of a fleet, and the jitter of its pairs. Shared by the two modes."""
+    """The constants of a fleet, and the jitter of its pairs. Shared by the two modes. Each node stands where the worker `hosts[node]` does,
+    with links like that worker's own; by default the nodes are the workers."""
 
-    def __init__(self, fleet: Fleet, seed: int) -> None:
-        self.n = fleet.n
-        self.up_s_per_byte = [1.0 / (MBPS * fleet.site(i).up_mbps) for i in range(self.n)]
-        self.down_s_per_byte = [1.0 / (MBPS * fleet.site(i).down_mbps) for i in range(self.n)]
-        self.traces = [fleet.site(i).trace for i in range(self.n)]
+    def __init__(self, fleet: Fleet, seed: int, hosts: Sequence[int] | None = None) -> None:
+        self._hosts = range(fleet.n) if hosts is None else tuple(hosts)
+        self.n = len(self._hosts)
+        self.up_s_per_byte = [1.0 / (MBPS * fleet.site(i).up_mbps) for i in self._hosts]
+        self.down_s_per_byte = [1.0 / (MBPS * fleet.site(i).down_mbps) for i in self._hosts]
+        self.traces = [fleet.site(i).trace for i in self._hosts]
         self.traced = any(t is not None for t in self.traces) or any(
             link.trace is not None for link in (fleet.local, *fleet.links.values())
         )
         self.counts: list[dict[int, int]] = [{} for _ in range(self.n)]
         """counts[src][dst]: messages so far, kept for pairs with jitter."""
         self._fleet, self._seed = fleet, seed
-        self._places = [fleet.place(i) for i in range(self.n)]
+        self._places = [fleet.place(i) for i in self._hosts]
         self._width = max(self._places) + 1
         self._routes: dict[int, Route] = {}
         self._drawn: dict[tuple[int, int], tuple[int, list[float]]] = {}
@@ -52,7 +55,7 @@ class Paths:
         key = self._places[src] * self._width + self._places[dst]
         found = self._routes.get(key)
         if found is None:
-            found = self._routes[key] = self._made(self._fleet.link(src, dst))
+            found = self._routes[key] = self._made(self._fleet.link(self._hosts[src], self._hosts[dst]))
         return found
 
     def _made(self, link: Link) -> Route:

@@ -16,6 +16,7 @@ import numpy as np
 from gossamer.core.errors import BadInput
 from gossamer.core.fleet import Fleet
 from gossamer.core.rng import Stream, normal
+from gossamer.core.slowdown import Slowdown
 from gossamer.worker.effects import SpanKind
 
 _WORKERS = 16
@@ -61,6 +62,7 @@ class ComputeTime:
         noise: sigma of the lognormal noise of each step (0.03: 3 %); 0 switches it off.
         drift: sigma of the slow factor of each worker over rounds (0.05: 5 %); 0 switches it off.
         codec_gbytes_per_s: at what rate encoding, decoding and outer steps pass over their bytes; infinity makes them free.
+        slowdown: a worker that slows down in the middle of `rounds` rounds.
 
     Raises:
         BadInput: a value out of range.
@@ -81,6 +83,8 @@ class ComputeTime:
         drift: float = 0.05,
         seed: int = 0,
         codec_gbytes_per_s: float = 4.0,
+        slowdown: Slowdown | None = None,
+        rounds: int = 0,
     ) -> None:
         for name, value in (("noise", noise), ("drift", drift)):
             if not 0 <= value < 2:
@@ -94,6 +98,7 @@ class ComputeTime:
         self._bases: dict[tuple[int, int], float] = {}
         self._knots: dict[tuple[int, int], list[float]] = {}
         self._s_per_byte = 1e-9 / codec_gbytes_per_s
+        self._slowdown, self._rounds = slowdown, rounds
 
     def steps_s(self, worker: int, round: int, first_step: int, steps: int, batch: int) -> float:
         """Seconds that `worker` needs for steps first_step to first_step + steps - 1 of `round`, `batch` sequences each."""
@@ -102,7 +107,8 @@ class ComputeTime:
             base_s = self._fleet.step_s(worker, batch, self._sequence, self._flops_per_token)
             self._bases[worker, batch] = base_s
         count = float(steps) if self._noise is None else self._noise.total(worker, round, first_step, first_step + steps)
-        return base_s * self.drift(worker, round) * count
+        seconds = base_s * self.drift(worker, round) * count
+        return seconds if self._slowdown is None else seconds * self._slowdown.of(worker, round, self._rounds)
 
     def drift(self, worker: int, round: int) -> float:
         """The slow factor D of `worker` in `round`: mean 1 over workers."""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from gossamer.sim.mailbox import Slots
+from gossamer.sim.mailbox import Mailbox
 from gossamer.worker.account import Account, TraceKind
 from gossamer.worker.effects import Addr, Body, Effect, Gather, Program
-from gossamer.worker.packet import Packet
 from gossamer.worker.state import State
 
 _KINDS: tuple[TraceKind, ...] = ("compute", "straggler_idle", "network_idle", "encode", "decode", "outer")
@@ -17,12 +16,16 @@ class Worker:
     """One worker as the driver sees it."""
 
     __slots__ = (
-        "account", "addr", "body", "box", "final", "finished", "gather", "heard_bytes", "lacks", "noted_s", "now_s", "parked", "program",
-        "round", "said_bytes", "seconds", "sizes", "start_s", "step", "waited_for", "waited_s",
+        "account", "addr", "body", "final", "finished", "gather", "heard_bytes", "mail", "noted_s", "now_s", "parked", "program",
+        "round", "said_bytes", "seconds", "serves", "start_s", "step", "waited_for", "waited_s",
     )  # fmt: skip
 
-    def __init__(self, addr: Addr, program: Program, body: Body | None, start_s: float, round: int) -> None:
+    def __init__(
+        self, addr: Addr, program: Program, body: Body | None, start_s: float, round: int, mail: Mailbox, serves: bool = False
+    ) -> None:
         self.addr = addr
+        self.mail = mail
+        self.serves = serves  # a server: no body, no rounds, and nobody's metrics
         self.program = program
         self.body = body
         self.start_s = self.now_s = self.noted_s = start_s
@@ -30,9 +33,6 @@ class Worker:
         self.step = 0  # inner steps done in this round
         self.parked: Effect | None = None  # an effect that waits for the clock to reach now_s
         self.gather: Gather | None = None  # the wait that this worker is in
-        self.lacks: set[int] = set()  # slots that the wait still lacks
-        self.box = Slots[tuple[float, Packet]]()  # arrived, not yet gathered
-        self.sizes = Slots[int]()  # expected, not yet gathered
         self.account = Account()
         self.seconds: dict[TraceKind, float] = dict.fromkeys(_KINDS, 0.0)  # this and the next four: since the last round note
         self.said_bytes = 0

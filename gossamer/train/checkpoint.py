@@ -20,6 +20,7 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,11 +28,13 @@ import torch
 from torch import Tensor
 
 from gossamer.core.errors import BadInput, RunFailed
+from gossamer.core.plan import Plan
+from gossamer.core.replan import Planned
 from gossamer.core.tree import Tree
 from gossamer.worker.packet import Header, Packet, unseal
-from gossamer.worker.state import Pending, State
+from gossamer.worker.state import Met, Pending, State, Stream
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
 _ROUND = re.compile(r"round-(\d{6,})")
 _log = logging.getLogger(__name__)
@@ -183,15 +186,31 @@ def _pack_state(state: State, tensors: dict[str, Tensor]) -> dict[str, Any]:
         tensors.update({f"{prefix}/{name}": value for name, value in t.items()})
         return list(t)
 
-    packed: dict[str, Any] = {"round": state.round, "tokens": state.tokens, "norms": state.norms, "x": tree("x", state.x)}
+    packed: dict[str, Any] = {"round": state.round, "tokens": state.tokens, "x": tree("x", state.x)}
+    packed["planned"] = asdict(state.planned)
     packed["outer"] = {name: tree(f"outer/{name}", t) for name, t in state.outer.items()}
-    packed["residual"] = None if state.residual is None else tree("residual", state.residual)
-    if (pending := state.pending) is not None:
-        for slice, packet in pending.own.items():
-            if packet.data is not None:
-                tensors[f"own/{slice}"] = packet.data
-        own = {str(s): {"header": list(p.header), "nbytes": p.nbytes} for s, p in pending.own.items()}
-        packed["pending"] = {"round": pending.round, "y": tree("y", pending.y), "own": own}
+    for name in ("residual", "mean_residual", "others", "local"):
+        kept: Tree | None = getattr(state, name)
+        packed[name] = None if kept is None else tree(name, kept)
+    packed["streams"] = [_pack_stream(stream, str(p), tensors) for p, stream in enumerate(state.streams)]
+    return packed
+
+
+def _pack_stream(stream: Stream, name: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    packed: dict[str, Any] = {"norms": stream.norms, "tokens": stream.tokens, "pending": None}
+
+    def packet(at: str, p: Packet) -> dict[str, Any]:
+        if p.data is not None:
+            tensors[at] = p.data
+        return {"header": list(p.header), "nbytes": p.nbytes}
+
+    if (pending := stream.pending) is not None:
+        tensors.update({f"y/{k}": v for k, v in pending.y.items()})  # the tensors of fragments are not the same
+        own = {str(s): packet(f"own/{name}/{s}", p) for s, p in pending.own.items()}
+        packed["pending"] = {"round": pending.round, "y": list(pending.y), "own": own, "met": None}
+        if met := pending.met:
+            by_worker = {"weights": list(met.weights.items()), "step_s": list(met.step_s.items())}
+            packed["pending"]["met"] = {"mean": packet(f"mean/{name}", met.mean), "refused": list(met.refused), **by_worker}
     return packed
 
 
@@ -199,21 +218,45 @@ def _unpack_state(packed: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> S
     def tree(prefix: str, names: list[str]) -> Tree:
         return {name: tensors[f"{prefix}/{name}"] for name in names}
 
-    def packet(slice: str, about: Mapping[str, Any]) -> Packet:
-        data = tensors.get(f"own/{slice}")
-        return Packet(Header(*about["header"]), about["nbytes"], None) if data is None else unseal(data)
+    def optional(name: str) -> Tree | None:
+        return None if packed[name] is None else tree(name, packed[name])
 
-    pending = None
-    if (p := packed.get("pending")) is not None:
-        pending = Pending(p["round"], {int(s): packet(s, about) for s, about in p["own"].items()}, tree("y", p["y"]))
     return State(
         x=tree("x", packed["x"]),
         round=packed["round"],
         tokens=packed["tokens"],
         outer={name: tree(f"outer/{name}", names) for name, names in packed["outer"].items()},
-        residual=None if packed["residual"] is None else tree("residual", packed["residual"]),
-        pending=pending,
-        norms=packed["norms"],
+        residual=optional("residual"),
+        mean_residual=optional("mean_residual"),
+        others=tree("others", packed["others"]),
+        local=tree("local", packed["local"]),
+        streams=[_unpack_stream(stream, str(p), tensors) for p, stream in enumerate(packed["streams"])],
+        planned=_unpack_planned(packed.get("planned", {})),
+    )
+
+
+def _unpack_stream(packed: Mapping[str, Any], name: str, tensors: Mapping[str, Tensor]) -> Stream:
+    def packet(at: str, about: Mapping[str, Any]) -> Packet:
+        data = tensors.get(at)
+        return Packet(Header(*about["header"]), about["nbytes"], None) if data is None else unseal(data)
+
+    pending, met = None, None
+    if p := packed["pending"]:
+        own = {int(s): packet(f"own/{name}/{s}", about) for s, about in p["own"].items()}
+        if m := p["met"]:
+            met = Met(packet(f"mean/{name}", m["mean"]), dict(m["weights"]), tuple(m["refused"]), dict(m["step_s"]))
+        pending = Pending(p["round"], own, {k: tensors[f"y/{k}"] for k in p["y"]}, met)
+    return Stream(packed["norms"], packed["tokens"], pending)
+
+
+def _unpack_planned(packed: Mapping[str, Any]) -> Planned:
+    def plan(kept: Mapping[str, Any] | None) -> Plan | None:
+        return None if kept is None else Plan(tuple(kept["steps"]), tuple(kept["batch"]), kept["sequence"], tuple(kept.get("exact", ())))
+
+    if not packed:  # written by a release that did not plan anew
+        return Planned()
+    return Planned(
+        packed["version"], packed["since"], plan(packed["plan"]), plan(packed["previous"]), tuple(packed["step_s"]), packed["insisted"]
     )
 
 

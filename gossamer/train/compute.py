@@ -6,6 +6,7 @@ done = body.compute(Work(steps=30, batch=8, tokens0=0, tokens_per_step=8192))
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -47,6 +48,8 @@ class TrainBody:
         device: str | torch.device = "cpu",
         precision: Precision = "fp32",
         pace_s: float | None = None,
+        slow: tuple[float, float] = (math.inf, 1.0),
+        micro_batch: int | None = None,
     ) -> None:
         """
         Args:
@@ -55,14 +58,19 @@ class TrainBody:
             seed: with `worker`, the key of the random numbers that dropout draws. The caller's random state is never touched.
             precision: "bf16" runs forward and backward under autocast; parameters and optimizer state keep their dtype.
             pace_s: seconds that an inner step shall take at least: a faster one sleeps, and that counts as compute.
+            slow: (planned global tokens, factor): work that begins there or later is paced at factor * pace_s.
+            micro_batch: sequences of one forward and backward pass. A larger batch is cut, and the gradients of the pieces, weighted by
+                their tokens, add up to that of the whole, to rounding, before it is clipped and used. None: never cut.
 
         Raises:
-            BadInput: a device or precision that is not there, a sequence longer than the model's positions, a bad pace.
+            BadInput: a device or precision that is not there, a sequence longer than the model's positions, a bad pace or micro-batch.
         """
         self.device = device_named(device)
         check_precision(precision, self.device)
         if pace_s is not None and not 0 < pace_s < float("inf"):
             raise BadInput(f"pace_s is {pace_s}; expected a positive number of seconds per inner step, or none")
+        if micro_batch is not None and micro_batch < 1:
+            raise BadInput(f"micro_batch is {micro_batch}; expected 1 sequence or more, or none")
         longest = longest_sequence(model)
         if longest is not None and batches.sequence > longest:
             raise BadInput(
@@ -70,7 +78,7 @@ class TrainBody:
             )
         self.model = model.to(self.device)
         self.inner, self.schedule, self.total_tokens = inner, schedule, total_tokens
-        self.batches, self.precision, self.pace_s = batches, precision, pace_s
+        self.batches, self.precision, self.pace_s, self.slow, self.micro_batch = batches, precision, pace_s, slow, micro_batch
         self._params = parameters_of(self.model)
         for p in self._params.values():
             if not p.is_contiguous():
@@ -153,7 +161,7 @@ class TrainBody:
             total += loss.double() * n
             tokens += n
             self._step(work.tokens0 + h * work.tokens_per_step)
-            self._sleep_until(start, h + 1)
+            self._sleep_until(start, h + 1, work.tokens0)
         return Done(dict(self._live), tokens, float(total))
 
     def _grad(self, work: Work) -> Done:
@@ -162,7 +170,7 @@ class TrainBody:
         # A parameter that the loss does not reach has gradient zero, not none: every worker sends every tensor.
         grads = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in self._params.items()}
         done = Done(grads, n, float(loss.double() * n))
-        self._sleep_until(start, 1)
+        self._sleep_until(start, 1, work.tokens0)
         return done
 
     def _apply(self, work: Work) -> Done:
@@ -180,9 +188,14 @@ class TrainBody:
         self.cursor += count
         for p in self._params.values():
             p.grad = None
-        loss = mean_loss(self.model, to_device(batch, self.device), self.precision)
-        cast(Any, loss).backward()
-        return loss.detach(), count * (batch.shape[1] - 1)
+        mean = torch.zeros((), device=self.device)
+        for piece in batch.split(self.micro_batch or max(1, count)):
+            loss = mean_loss(self.model, to_device(piece, self.device), self.precision)
+            if len(piece) < count:
+                loss = loss * (len(piece) / count)
+            cast(Any, loss).backward()
+            mean = mean + loss.detach()
+        return mean, count * (batch.shape[1] - 1)
 
     def _step(self, tokens: float) -> None:
         set_lr(self._optimizer, self.schedule.factor(tokens, self.total_tokens))
@@ -191,12 +204,13 @@ class TrainBody:
         self._optimizer.step()
         self.steps += 1
 
-    def _sleep_until(self, start: float, steps: int) -> None:
+    def _sleep_until(self, start: float, steps: int, tokens: float) -> None:
         if self.pace_s is None:
             return
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        time.sleep(max(0.0, start + steps * self.pace_s - time.monotonic()))
+        pace_s = self.pace_s * (self.slow[1] if tokens >= self.slow[0] else 1.0)
+        time.sleep(max(0.0, start + steps * pace_s - time.monotonic()))
 
     def _buffers(self) -> dict[str, Tensor]:
         kept = self.model.state_dict(keep_vars=True).keys()

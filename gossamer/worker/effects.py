@@ -30,7 +30,7 @@ SpanKind: TypeAlias = Literal["encode", "decode", "outer"]
 class Tag:
     """Message tags: round * 8 + kind, below 2^31. Messages of one tag between one pair arrive in the order sent."""
 
-    SAY, MEAN, REDUCE, SPREAD, SYNC = range(5)
+    SAY, MEAN, REDUCE, SPREAD, SYNC, TIER = range(6)
 
     @staticmethod
     def of(round: int, kind: int) -> int:
@@ -58,11 +58,15 @@ class Done(NamedTuple):
     """The reply to Compute."""
 
     tree: Tree | None
-    """Live views of the parameters (of the gradients for `grad`), valid until the next Compute or Load. None in timing-only runs."""
+    """Live views of the parameters (of the gradients for `grad`), valid until the next Compute, or Load of the same names. None in
+    timing-only runs."""
     tokens: int
     """Tokens really consumed."""
     loss_sum: float
     """Sum over those tokens of the loss in nats."""
+    seconds: float = 0.0
+    """What the stretch took, pacing included. A body leaves it at 0, and the world fills in what it measured (simulator: what it charged);
+    a body that knows better says so."""
 
 
 class Compute(NamedTuple):
@@ -72,7 +76,7 @@ class Compute(NamedTuple):
 
 
 class Load(NamedTuple):
-    """Set the model's parameters, cast to their own dtype. No reply."""
+    """Set the parameters that `tree` names, cast to their own dtype. No reply."""
 
     tree: Tree
     reset_inner: bool = False
@@ -87,11 +91,12 @@ class Expect(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """This worker's compute of the round is done: tells those who will wait for data that carries it. What separates straggler idle from
-    network idle. Costs nothing in the simulator; a small note in real worlds. No reply."""
+    """This worker's compute of the round (what `fragment` carries of it) is done: tells those who will wait for data that carries it.
+    What separates straggler idle from network idle. Costs nothing in the simulator; a small note in real worlds. No reply."""
 
     to: Sequence[Addr]
     round: int
+    fragment: int = 0
 
 
 class Send(NamedTuple):
@@ -111,6 +116,14 @@ class Gather(NamedTuple):
     """The round whose READY notes judge the wait."""
     carries: Mapping[Addr, Sequence[Addr]] | None = None
     """Whose compute each awaited message carries; None: its sender's alone."""
+    fragment: int = 0
+    """The fragment whose READY notes judge the wait."""
+
+
+class RecvAny(NamedTuple):
+    """Wait for whatever message of `tag` comes first, from anybody. Servers only; it needs no Expect. Reply: (Addr, Packet)."""
+
+    tag: int
 
 
 class SiteSum(NamedTuple):
@@ -149,7 +162,7 @@ class Note(NamedTuple):
     record: dict[str, Any]
 
 
-Effect: TypeAlias = Compute | Load | Expect | Ready | Send | Gather | SiteSum | Span | Boundary | Note
+Effect: TypeAlias = Compute | Load | Expect | Ready | Send | Gather | RecvAny | SiteSum | Span | Boundary | Note
 Reply: TypeAlias = Any
 Program: TypeAlias = Generator[Effect, Reply, "State"]
 
@@ -161,7 +174,7 @@ class Body(Protocol):
         """Takes the steps of `work`."""
 
     def load(self, tree: Tree, reset_inner: bool = False) -> None:
-        """Sets the parameters."""
+        """Sets the parameters that `tree` names."""
 
     def state(self) -> dict[str, Any]:
         """Inner optimizer state, data cursor and counters, as a flat dict: tensors by name, and plain numbers."""

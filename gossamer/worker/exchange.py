@@ -1,7 +1,8 @@
 """How a weighted mean is formed out of sends and gathers: one message plan per exchange of gossamer.core.exchange.
 
-Each plan has three parts: `expects` (what will come, so that receives are posted before the compute), `say` (right after the inner
-steps, or before them) and `hear` (at once, or a good part of a round later). Between `say` and `hear` a worker may go on computing.
+Each plan has four parts: `expects` (what will come, so that receives are posted before the compute), `say` (right after the inner steps,
+or before them), `meet` (the second phase of those that have one) and `hear`, at once or a good part of a round later. Between them a
+worker may go on computing.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import numpy as np
 from gossamer.core import exchange as kinds
 from gossamer.core.combine import Piece, normalised
 from gossamer.core.errors import RunFailed
-from gossamer.core.tree import Tree
+from gossamer.core.tree import Tree, flat
 from gossamer.worker.effects import Addr, Effect, Expect, Gather, Reply, Send, Span, Tag
 from gossamer.worker.packet import REFUSED, Packet
+from gossamer.worker.replanning import times_of
 from gossamer.worker.seat import Said, Seat
+from gossamer.worker.state import Met, Pending
 
 Own = dict[int, Packet]
 """The packets that a worker says in a round, by slice; a gather has one slice, 0."""
@@ -32,6 +35,8 @@ class Heard(NamedTuple):
     """Who took part and with what weight."""
     refused: tuple[Addr, ...]
     """Whose contribution was refused by its sender's guard."""
+    step_s: Mapping[Addr, float] = {}
+    """Seconds per inner step that each says it took; empty where not all are heard (ring)."""
 
     @property
     def accepted(self) -> bool:
@@ -42,17 +47,21 @@ class Heard(NamedTuple):
 class Plan(Protocol):
     """The messages of one exchange. `like` gives names and shapes, and is empty in timing-only runs."""
 
-    def expects(self, seat: Seat, round: int) -> Iterator[Expect]:
-        """What will come in the round, with exact sizes."""
+    def expects(self, seat: Seat, round: int, met: bool = False) -> Iterator[Expect]:
+        """What will come in the round, with exact sizes; what is left of it after `meet`, if `met`."""
 
     def say(self, seat: Seat, tree: Tree, said: Said) -> Generator[Effect, Reply, Own]:
         """Encodes and sends."""
 
-    def resend(self, seat: Seat, round: int, own: Own) -> Iterator[Send]:
-        """The sends of `say` again, for a worker that resumes with an exchange in flight."""
+    def resend(self, seat: Seat, pending: Pending) -> Iterator[Send]:
+        """The sends of `say` again, or of `meet` where that is over, for a worker that resumes with an exchange in flight."""
 
-    def hear(self, seat: Seat, round: int, ready_round: int, own: Own, like: Tree) -> Generator[Effect, Reply, Heard]:
-        """Waits for the others and forms the mean."""
+    def meet(self, seat: Seat, pending: Pending, ready_round: int, like: Tree, residual: Tree | None) -> Generator[Effect, Reply, None]:
+        """Does what the others wait for before they can hear, and remembers it in `pending.met`. `residual`: error feedback of the
+        worker's own slice, which is brought up to date."""
+
+    def hear(self, seat: Seat, pending: Pending, ready_round: int, like: Tree) -> Generator[Effect, Reply, Heard]:
+        """Waits for the others and forms the mean. Comes after `meet`."""
 
 
 def plan_of(seat: Seat) -> Plan:
@@ -83,9 +92,16 @@ def _verify(seat: Seat, round: int, packets: Mapping[Addr, Packet]) -> None:
                     "or sync_from to start everybody from one worker's parameters"
                 )
             raise RunFailed(
-                f"the replicas have drifted apart: at the start of round {round} worker {j} holds other outer parameters or momentum than "
-                f"worker {seat.me}; resume from the last checkpoint, and check that all workers run one release on one kind of device"
+                f"the replicas have drifted apart: at the start of round {round} worker {j} holds other outer parameters, momentum or plan "
+                f"than worker {seat.me}; resume from the last checkpoint, and check that all workers run one release on one kind of device"
             )
+
+
+def _gather(
+    seat: Seat, tag: int, frm: Sequence[Addr], ready_round: int, carries: Mapping[Addr, Sequence[Addr]] | None = None
+) -> Generator[Effect, Reply, dict[Addr, Packet]]:
+    """One wait, judged by the READY notes of the seat's fragment; none where there is nobody to wait for."""
+    return dict((yield Gather(tag, frm, ready_round, carries, seat.fragment))) if frm else {}
 
 
 def _refused(packets: Mapping[Addr, Packet]) -> tuple[Addr, ...]:
@@ -110,7 +126,7 @@ def _row_weights(seat: Seat, round: int, packets: Mapping[Addr, Packet]) -> dict
 class _GatherPlan:
     """Everybody sends all it says to those who hear it."""
 
-    def expects(self, seat: Seat, round: int) -> Iterator[Expect]:
+    def expects(self, seat: Seat, round: int, met: bool = False) -> Iterator[Expect]:
         frm = seat.links(round)[0]
         if frm:
             yield Expect(Tag.of(round, Tag.SAY), dict.fromkeys(frm, seat.whole_bytes))
@@ -119,50 +135,58 @@ class _GatherPlan:
         packet = seat.pack(tree or None, seat.layout, Tag.SAY, said)
         yield Span("encode", 4 * seat.elements)
         own = {0: packet}
-        yield from self.resend(seat, said.round, own)
+        yield from self.resend(seat, Pending(said.round, own, {}))
         return own
 
-    def resend(self, seat: Seat, round: int, own: Own) -> Iterator[Send]:
-        to = seat.links(round)[1]
+    def resend(self, seat: Seat, pending: Pending) -> Iterator[Send]:
+        to = seat.links(pending.round)[1]
         if to:
-            yield Send(seat.others if len(to) == seat.method.n - 1 else to, Tag.of(round, Tag.SAY), own[0])
+            yield Send(seat.others if len(to) == seat.method.n - 1 else to, Tag.of(pending.round, Tag.SAY), pending.own[0])
 
-    def hear(self, seat: Seat, round: int, ready_round: int, own: Own, like: Tree) -> Generator[Effect, Reply, Heard]:
-        frm = seat.links(round)[0]
-        packets: dict[Addr, Packet] = dict((yield Gather(Tag.of(round, Tag.SAY), frm, ready_round))) if frm else {}
-        packets[seat.me] = own[0]
+    def meet(self, seat: Seat, pending: Pending, ready_round: int, like: Tree, residual: Tree | None) -> Generator[Effect, Reply, None]:
+        yield from ()
+
+    def hear(self, seat: Seat, pending: Pending, ready_round: int, like: Tree) -> Generator[Effect, Reply, Heard]:
+        round = pending.round
+        packets: dict[Addr, Packet] = yield from _gather(seat, Tag.of(round, Tag.SAY), seat.links(round)[0], ready_round)
+        packets[seat.me] = pending.own[0]
         if not like:
             yield Span("decode", 4 * seat.elements * len(packets))
-            return Heard(None, dict.fromkeys(packets, 1.0), ())
+            return Heard(None, dict.fromkeys(packets, 1.0), (), times_of(packets))
         _verify(seat, round, packets)
         weights = _mean_weights(seat, packets) if seat.method.synchronous else _row_weights(seat, round, packets)
         pieces = [Piece(seat.layout, w, packets[j].payload) for j, w in weights.items()]
         mixed = seat.combine(pieces, seat.method.codec, like)
         yield Span("decode", 4 * seat.elements * len(packets))
-        return Heard(mixed, weights, _refused(packets))
+        return Heard(mixed, weights, _refused(packets), times_of(packets))
 
 
 class _ShardPlan:
     """Worker j averages slice j and sends the mean on."""
 
-    def expects(self, seat: Seat, round: int) -> Iterator[Expect]:
-        if seat.others:
+    def expects(self, seat: Seat, round: int, met: bool = False) -> Iterator[Expect]:
+        if seat.others and not met:
             yield Expect(Tag.of(round, Tag.SAY), dict.fromkeys(seat.others, seat.slice_bytes(seat.me)))
+        if seat.others:
             yield Expect(Tag.of(round, Tag.MEAN), {j: seat.slice_bytes(j) for j in seat.others})
 
     def say(self, seat: Seat, tree: Tree, said: Said) -> Generator[Effect, Reply, Own]:
         own = {j: seat.pack(tree or None, piece, Tag.SAY, said) for j, piece in enumerate(seat.slices)}
         yield Span("encode", 4 * seat.elements)
-        yield from self.resend(seat, said.round, own)
+        yield from self.resend(seat, Pending(said.round, own, {}))
         return own
 
-    def resend(self, seat: Seat, round: int, own: Own) -> Iterator[Send]:
-        for j in seat.others:
-            yield Send((j,), Tag.of(round, Tag.SAY), own[j])
+    def resend(self, seat: Seat, pending: Pending) -> Iterator[Send]:
+        if pending.met and seat.others:
+            yield Send(seat.others, Tag.of(pending.round, Tag.MEAN), pending.met.mean)
+        elif not pending.met:
+            for j in seat.others:
+                yield Send((j,), Tag.of(pending.round, Tag.SAY), pending.own[j])
 
-    def hear(self, seat: Seat, round: int, ready_round: int, own: Own, like: Tree) -> Generator[Effect, Reply, Heard]:
-        me, codec, others = seat.me, seat.method.codec, seat.others
-        packets: dict[Addr, Packet] = dict((yield Gather(Tag.of(round, Tag.SAY), others, ready_round))) if others else {}
+    def meet(self, seat: Seat, pending: Pending, ready_round: int, like: Tree, residual: Tree | None) -> Generator[Effect, Reply, None]:
+        me, codec, feedback = seat.me, seat.method.codec, seat.method.feedback
+        round, own = pending.round, pending.own
+        packets: dict[Addr, Packet] = yield from _gather(seat, Tag.of(round, Tag.SAY), seat.others, ready_round)
         packets[me] = own[me]
         part: Tree | None = None
         if like:
@@ -172,24 +196,37 @@ class _ShardPlan:
         else:
             weights = dict.fromkeys(packets, 1.0)
         yield Span("decode", 4 * seat.slice_elements[me] * len(packets))
+        # Where nobody was accepted nobody will step on the mean: what is to be fed back waits for one that counts.
+        feeds = feedback is not None and residual is not None and part is not None and any(weights.values())
+        if feeds and feedback and residual is not None and part is not None:
+            part = feedback.absorb_slice(residual, part, seat.slices[me])
         said = Said(round, sum(p.header.tokens for p in packets.values()), own[me].header.digest)
-        means = {me: seat.pack(part, seat.slices[me], Tag.MEAN, said)}
+        mean = seat.pack(part, seat.slices[me], Tag.MEAN, said)
+        if feeds and residual is not None and part is not None:
+            codec.accumulate(mean.payload, seat.slices[me], part, -1.0)
+            for piece in seat.slices[me]:
+                residual[piece.name].copy_(flat(part, piece))
         yield Span("encode", 4 * seat.slice_elements[me])
-        if others:
-            yield Send(others, Tag.of(round, Tag.MEAN), means[me])
-            means |= yield Gather(Tag.of(round, Tag.MEAN), others, ready_round, dict.fromkeys(others, seat.everybody))
+        pending.met = Met(mean, weights, _refused(packets), times_of(packets))
+        yield from self.resend(seat, pending)
+
+    def hear(self, seat: Seat, pending: Pending, ready_round: int, like: Tree) -> Generator[Effect, Reply, Heard]:
+        round, others, met = pending.round, seat.others, pending.met
+        assert met is not None
+        means = yield from _gather(seat, Tag.of(round, Tag.MEAN), others, ready_round, dict.fromkeys(others, seat.everybody))
+        means[seat.me] = met.mean
         mixed: Tree | None = None
         if like:
             _verify(seat, round, means)
-            mixed = seat.combine([Piece(seat.slices[j], 1.0, means[j].payload) for j in seat.everybody], codec, like)
+            mixed = seat.combine([Piece(seat.slices[j], 1.0, means[j].payload) for j in seat.everybody], seat.method.codec, like)
         yield Span("decode", 4 * seat.elements)
-        return Heard(mixed, weights, _refused(packets))
+        return Heard(mixed, met.weights, met.refused, met.step_s)
 
 
 class _RingPlan:
     """n - 1 hops of growing weighted sums, then n - 1 hops of the finished means. Only the neighbour's header is seen."""
 
-    def expects(self, seat: Seat, round: int) -> Iterator[Expect]:
+    def expects(self, seat: Seat, round: int, met: bool = False) -> Iterator[Expect]:
         n, me = seat.method.n, seat.me
         for kind, first in ((Tag.REDUCE, me - 1), (Tag.SPREAD, me)):
             for hop in range(n - 1):
@@ -200,11 +237,14 @@ class _RingPlan:
         yield Span("encode", 4 * seat.elements)
         return own
 
-    def resend(self, seat: Seat, round: int, own: Own) -> Iterator[Send]:
+    def resend(self, seat: Seat, pending: Pending) -> Iterator[Send]:
         return iter(())
 
-    def hear(self, seat: Seat, round: int, ready_round: int, own: Own, like: Tree) -> Generator[Effect, Reply, Heard]:
-        n, me = seat.method.n, seat.me
+    def meet(self, seat: Seat, pending: Pending, ready_round: int, like: Tree, residual: Tree | None) -> Generator[Effect, Reply, None]:
+        yield from ()
+
+    def hear(self, seat: Seat, pending: Pending, ready_round: int, like: Tree) -> Generator[Effect, Reply, Heard]:
+        n, me, round, own = seat.method.n, seat.me, pending.round, pending.own
         left, right = (me - 1) % n, (me + 1) % n
         mine = own[me].header
         refused = bool(mine.flags & REFUSED)
@@ -225,7 +265,7 @@ class _RingPlan:
             k_out, k_in = (me - hop) % n, (me - hop - 1) % n
             yield Send((right,), Tag.of(round, Tag.REDUCE), sums.pop(k_out))
             origins = tuple((left - back) % n for back in range(hop + 1))
-            got: Packet = (yield Gather(Tag.of(round, Tag.REDUCE), (left,), ready_round, {left: origins}))[left]
+            got: Packet = (yield from _gather(seat, Tag.of(round, Tag.REDUCE), (left,), ready_round, {left: origins}))[left]
             if like:
                 _verify(seat, round, {me: own[me], left: got})
             totals[k_in] = got.header.tokens + weight
@@ -237,7 +277,7 @@ class _RingPlan:
         for hop in range(n - 1):
             k_out, k_in = (me + 1 - hop) % n, (me - hop) % n
             yield Send((right,), Tag.of(round, Tag.SPREAD), means[k_out])
-            means[k_in] = (yield Gather(Tag.of(round, Tag.SPREAD), (left,), ready_round, {left: seat.everybody}))[left]
+            means |= {k_in: (yield from _gather(seat, Tag.of(round, Tag.SPREAD), (left,), ready_round, {left: seat.everybody}))[left]}
         mixed = None
         if like:
             mixed = seat.combine([Piece(seat.slices[k], 1.0, means[k].payload) for k in seat.everybody], seat.method.codec, like)

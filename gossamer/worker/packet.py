@@ -1,6 +1,7 @@
 """The wire format: a 64-byte header, then raw little-endian payload. No pickle anywhere.
 
-    magic "GSMR" | version | flags | run id | round | sender | kind | codec id | codec version | crc32 | layout | digest | tokens | length
+    magic "GSMR" | version | flags | run id | round | sender | kind | codec id | codec version | crc32 | layout | digest | tokens | step_s |
+    length
 
 A packet of another run, layout, codec or version is refused by name.
 """
@@ -15,13 +16,17 @@ import torch
 from torch import Tensor
 
 from gossamer.core.errors import RunFailed
+from gossamer.core.method import MAX_TOKENS
 
 HEADER_BYTES = 64
-VERSION = 1
+VERSION = 2
+"""2: tokens take 4 bytes instead of 8, and the time of an inner step the other 4."""
 REFUSED = 1
 """Flag: the sender refused its own contribution (not finite, or far too large); it carries no weight."""
+DONE = 2
+"""Flag: nothing more will come from the sender (to servers)."""
 
-_HEADER = struct.Struct("<4sHHQIIBBBxIQQQQ")
+_HEADER = struct.Struct("<4sHHQIIBBBxIQQIfQ")
 _MAGIC = b"GSMR"
 assert _HEADER.size == HEADER_BYTES
 
@@ -40,8 +45,10 @@ class Header(NamedTuple):
     digest: int
     """Mark of the sender's anchor and outer state at the start of the round; equal on all workers of a synchronous method."""
     tokens: int
-    """Tokens that the sender consumed in the round (its weight)."""
+    """Tokens that the sender consumed in the round (its weight); at most MAX_TOKENS."""
     flags: int = 0
+    step_s: float = 0.0
+    """Seconds that an inner step of the round took, as measured by the sender, a number that float32 holds; 0: not known."""
 
 
 class Packet(NamedTuple):
@@ -69,12 +76,20 @@ def blank(payload_bytes: int) -> Tensor:
 
 
 def seal(data: Tensor, header: Header) -> Packet:
-    """Writes the header in front of an encoded payload."""
+    """Writes the header in front of an encoded payload.
+
+    Raises:
+        RunFailed: more tokens than the header holds.
+    """
     h = header
+    if not 0 <= h.tokens <= MAX_TOKENS:
+        raise RunFailed(
+            f"worker {h.sender} says {h.tokens} tokens in round {h.round}, and a packet holds 0 to {MAX_TOKENS}: take fewer steps"
+        )
     crc = zlib.crc32(data[HEADER_BYTES:].numpy().data)
     raw = _HEADER.pack(
         _MAGIC, VERSION, h.flags, h.run_id, h.round, h.sender, h.kind, h.codec_id, h.codec_version, crc, h.layout, h.digest, h.tokens,
-        data.numel() - HEADER_BYTES,
+        h.step_s, data.numel() - HEADER_BYTES,
     )  # fmt: skip
     data[:HEADER_BYTES] = torch.frombuffer(bytearray(raw), dtype=torch.uint8)
     return Packet(header, data.numel(), data)
@@ -88,7 +103,7 @@ def unseal(data: Tensor) -> Packet:
     """
     if data.numel() < HEADER_BYTES:
         raise RunFailed(f"a message of {data.numel()} bytes is shorter than the {HEADER_BYTES}-byte header of a packet")
-    magic, version, flags, run_id, rnd, sender, kind, cid, cver, crc, layout, mark, tokens, length = _HEADER.unpack(
+    magic, version, flags, run_id, rnd, sender, kind, cid, cver, crc, layout, mark, tokens, step_s, length = _HEADER.unpack(
         data[:HEADER_BYTES].numpy().tobytes()
     )
     if magic != _MAGIC:
@@ -99,7 +114,7 @@ def unseal(data: Tensor) -> Packet:
         raise RunFailed(f"worker {sender} declares a payload of {length} bytes and sent {data.numel() - HEADER_BYTES}")
     if zlib.crc32(data[HEADER_BYTES:].numpy().data) != crc:
         raise RunFailed(f"the payload of worker {sender} for round {rnd} was damaged on the way (crc32 differs)")
-    return Packet(Header(run_id, rnd, sender, kind, cid, cver, layout, mark, tokens, flags), data.numel(), data)
+    return Packet(Header(run_id, rnd, sender, kind, cid, cver, layout, mark, tokens, flags, step_s), data.numel(), data)
 
 
 def check(packet: Packet, *, run_id: int, round: int, sender: int, codec: tuple[int, int], layout: int) -> None:

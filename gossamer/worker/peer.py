@@ -5,20 +5,16 @@
     mixed    the weighted mean of what was heard, this worker's own part included as decoded
     x        <- outer step on `mixed`
 
-With overlap the exchange of a round lands inside the next one: local += x_{t+1} - y_t, and the next D is taken from x_{t+1}.
+When each of this happens to which part of the model is the method's cadence; what happens then is in gossamer.worker.stream.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any, NamedTuple
-
-import torch
+from typing import Literal
 
 from gossamer.core.codec import Fp32
-from gossamer.core.combine import Piece
-from gossamer.core.outer import drift
-from gossamer.core.tree import Tree, digest, map_tree, master, zeros_like
+from gossamer.core.tree import Tree, zeros_like
 from gossamer.worker.effects import (
     Boundary,
     Compute,
@@ -29,86 +25,108 @@ from gossamer.worker.effects import (
     Load,
     Note,
     Program,
-    Ready,
     Reply,
     Send,
-    SiteSum,
-    Span,
     Stop,
     Tag,
     Work,
-)  # fmt: skip
-from gossamer.worker.exchange import Heard, Own, plan_of, ready_targets
-from gossamer.worker.packet import HEADER_BYTES, REFUSED, Header, Packet, blank, seal
+)
+from gossamer.worker.exchange import plan_of
+from gossamer.worker.packet import HEADER_BYTES, Header, Packet, blank, seal
+from gossamer.worker.replanning import plan_at
 from gossamer.worker.seat import Said, Seat
-from gossamer.worker.state import Pending, State
+from gossamer.worker.state import State, Stream
+from gossamer.worker.stream import held, land, launch, mark, meet, say
+from gossamer.worker.tally import Tally
 
 
 def start(seat: Seat, x: Tree) -> State:
-    """The state before the first round. `x` is float32; an empty tree makes a timing-only run, in which nothing is computed."""
-    method = seat.method
-    return State(x=x, outer=method.outer.init(x), residual=zeros_like(x) if method.feedback else None)
+    """The state before the first round. `x` is float32; an empty tree makes a timing-only run, in which nothing is computed.
+
+    Raises:
+        BadInput: more fragments than tensors.
+    """
+    method, feedback = seat.method, seat.method.feedback
+    state = State(x=x, outer=method.outer.init(x), streams=[Stream() for _ in seat.fragments])
+    if feedback and feedback.at_worker:
+        state.residual = zeros_like(x)
+    if feedback and feedback.at_mean:
+        mine = [piece for part in seat.fragments for piece in part.slices[seat.me]] if x else []
+        state.mean_residual = {piece.name: x[piece.name].new_zeros(piece.size) for piece in mine}
+    return state
 
 
 def peer(seat: Seat, state: State) -> Program:
     """The program of one worker, from `state` (a round boundary) to the end of the run."""
-    method, plan = seat.method, plan_of(seat)
+    method = seat.method
     yield from _enter(seat, state)
     while state.round < method.rounds:
-        t = state.round
-        yield from plan.expects(seat, t)
-        own: Own = {}
+        tally = Tally()
+        for part in seat.fragments:
+            yield from plan_of(part).expects(part, state.round)
         if method.outer.before:
-            own = yield from _say(seat, state, {}, Said(t, 0, _mark(state)))
-        work = yield from _work(seat, state)
-        yield Ready(ready_targets(seat, t), t)
-        D, refused, norm = yield from _judge(seat, state, work.tree)
-        tokens = 0 if refused else work.tokens
-        if not method.outer.before:
-            own = yield from _say(seat, state, D, Said(t, tokens, _mark(state), REFUSED if refused else 0))
-        heard: Heard | None = None
-        if method.cadence.overlap:
-            state.pending = Pending(t, own, master(state.x if refused else work.tree))
-            if refused and state.x:
-                yield Load(state.pending.y, reset_inner=True)
-        else:
-            heard = yield from plan.hear(seat, t, t - 1 if method.outer.before else t, own, state.x)
-            yield from _step(seat, state, D, own, heard)
-            if state.x and method.outer.says != "gradient":
-                yield Load(state.x, reset_inner=refused or method.reset_inner)
+            tally.early = yield from say(seat, state, {}, Said(state.round, 0, mark(seat, state)))
+        yield from _happen(seat, state, tally)
+        state.tokens += plan_at(seat, state).tokens_per_round
         state.round += 1
-        state.tokens += method.plan.tokens_per_round
-        yield Note(_record(seat, state, work, heard, own, norm, refused))
+        yield Note(tally.record(seat, state))
+        state.local = tally.local if len(seat.fragments) > 1 else {}
         if isinstance((yield Boundary(state.round, state)), Stop):
             yield from _drain(seat, state)
             return state
-    if state.pending:
-        yield from _land(seat, state, state.pending.y)
+        state.local = {}
+    if any(stream.pending for stream in state.streams):
+        yield from _happen(seat, state, Tally(), over=True)
         yield Note({"kind": "close", "round": state.round, "worker": seat.me})
     return state
 
 
-class _Worked(NamedTuple):
-    """A round's inner steps, and what landed among them."""
+def _happen(seat: Seat, state: State, tally: Tally, over: bool = False) -> Generator[Effect, Reply, None]:
+    """The events of a round, with the inner steps before each; `over`: after the last round, what is still in flight."""
+    method = seat.method
+    steps = 0 if over else plan_at(seat, state).steps[seat.me]
+    for event in method.cadence.timeline(method.exchange.meets):
+        part, pending = seat.fragments[event.fragment], state.streams[event.fragment].pending
+        if event.kind == "launch" and not over:
+            yield from _work(seat, state, tally, event.step(steps))
+            yield from launch(seat, state, tally, part)
+        elif event.kind != "launch" and pending:
+            yield from _work(seat, state, tally, event.step(steps))
+            if event.kind == "meet":
+                yield from meet(part, state, pending, pending.round)
+            else:
+                yield from land(seat, state, tally, part)
 
-    tree: Tree
-    tokens: int
-    loss_sum: float
-    landed: Heard | None
+
+def _work(seat: Seat, state: State, tally: Tally, until: int) -> Generator[Effect, Reply, None]:
+    """Inner steps, so that `until` of the round's H_i are done."""
+    plan, done_steps = plan_at(seat, state), tally.clocked.steps
+    steps = until - done_steps
+    if steps <= 0:
+        return
+    per_step = plan.tokens_per_round / plan.steps[seat.me]
+    kind: Literal["grad", "steps"] = "grad" if seat.method.outer.says == "gradient" else "steps"
+    done: Done = yield Compute(Work(steps, plan.batch[seat.me], state.tokens + done_steps * per_step, per_step, kind))
+    tally.clocked = tally.clocked.add(steps, done)
+    tally.tokens += done.tokens
+    tally.loss_sum += done.loss_sum
+    tally.local = dict(done.tree or {})
+    for stream in state.streams:
+        stream.tokens += done.tokens
 
 
 def _enter(seat: Seat, state: State) -> Generator[Effect, Reply, None]:
-    """Agrees on the first parameters, and takes up an exchange that was in flight when the run stopped."""
+    """Agrees on the first parameters, and takes up the exchanges that were in flight when the run stopped."""
     method = seat.method
     if method.sync_from is not None and state.round == 0 and method.n > 1:
         yield from _sync(seat, state, method.sync_from)
-    pending = state.pending
-    if pending:
-        plan = plan_of(seat)
-        yield from plan.expects(seat, pending.round)
-        yield from plan.resend(seat, pending.round, pending.own)
+    for part, stream in zip(seat.fragments, state.streams, strict=True):
+        if stream.pending:
+            yield from plan_of(part).expects(part, stream.pending.round, stream.pending.met is not None)
+            yield from plan_of(part).resend(part, stream.pending)
     if state.x:
-        yield Load(pending.y if pending else state.x)
+        yield Load(state.local or held(seat, state))
+        state.local = {}
 
 
 def _sync(seat: Seat, state: State, source: int) -> Generator[Effect, Reply, None]:
@@ -133,127 +151,12 @@ def _sync(seat: Seat, state: State, source: int) -> Generator[Effect, Reply, Non
     yield Send(seat.others, tag, packet)
 
 
-def _work(seat: Seat, state: State) -> Generator[Effect, Reply, _Worked]:
-    """H_i inner steps; the exchange in flight lands after a share of them."""
-    method, plan = seat.method, seat.method.plan
-    steps, batch = plan.steps[seat.me], plan.batch[seat.me]
-    per_step = plan.tokens_per_round / steps
-    if method.outer.says == "gradient":
-        done: Done = yield Compute(Work(1, batch, float(state.tokens), per_step, "grad"))
-        return _Worked(done.tree or {}, done.tokens, done.loss_sum, None)
-    first = method.cadence.landing_step(steps) if state.pending else 0
-    tokens, loss_sum, landed = 0, 0.0, None
-    tree: Tree = {}
-    if first:
-        done = yield Compute(Work(first, batch, float(state.tokens), per_step))
-        tokens, loss_sum = done.tokens, done.loss_sum
-        tree, landed = yield from _land(seat, state, done.tree or {})
-    if steps > first:
-        done = yield Compute(Work(steps - first, batch, state.tokens + first * per_step, per_step))
-        tokens, loss_sum, tree = tokens + done.tokens, loss_sum + done.loss_sum, done.tree or {}
-    return _Worked(tree, tokens, loss_sum, landed)
-
-
-def _land(seat: Seat, state: State, local: Tree) -> Generator[Effect, Reply, tuple[Tree, Heard]]:
-    """The exchange in flight arrives: x <- outer step, local <- local + x_{t+1} - y_t. Returns the new local parameters."""
-    pending = state.pending
-    assert pending is not None
-    heard = yield from plan_of(seat).hear(seat, pending.round, pending.round, pending.own, state.x)
-    state.pending = None
-    yield from _step(seat, state, {}, pending.own, heard)
-    if not state.x:
-        return {}, heard
-    moved = map_tree(lambda a, x, y: a.to(torch.float32) + (x - y), local, state.x, pending.y)
-    local = {k: v.to(local[k].dtype) for k, v in moved.items()}
-    yield Load(local, reset_inner=seat.method.reset_inner)
-    return local, heard
-
-
-def _judge(seat: Seat, state: State, y: Tree) -> Generator[Effect, Reply, tuple[Tree, bool, float]]:
-    """The worker's pseudo-gradient (its gradient, for ddp), whether the guard refuses it, and its norm."""
-    if not y:
-        return {}, False, 0.0
-    method = seat.method
-    D = master(y) if method.outer.says == "gradient" else drift(state.x, y)
-    squares = torch.stack([torch.linalg.vector_norm(d, dtype=torch.float64) ** 2 for d in D.values()]).sum()
-    norm = float((yield SiteSum(squares)).sqrt())
-    yield Span("encode", 0)
-    if not method.guard.refuses(norm, state.norms):
-        state.norms = method.guard.remember(norm, state.norms)
-        return D, False, norm
-    for d in D.values():
-        d.zero_()
-    return D, True, norm
-
-
-def _mark(state: State) -> int:
-    return digest(state.x, *state.outer.values()) if state.x else 0
-
-
-def _say(seat: Seat, state: State, D: Tree, header: Said) -> Generator[Effect, Reply, Own]:
-    """What the outer rule makes of D, encoded (with error feedback, if the method has it) and sent."""
-    method, codec = seat.method, seat.method.codec
-    if not state.x:
-        return (yield from plan_of(seat).say(seat, {}, header))
-    tree = method.outer.emit(state.x, D, state.outer)
-    feeds = method.feedback is not None and state.residual is not None and not header.flags & REFUSED
-    if method.feedback and state.residual is not None and feeds:
-        tree = method.feedback.absorb(state.residual, tree)
-    stats = codec.stats(tree, seat.layout)
-    for name in stats:
-        stats[name] = yield SiteSum(stats[name])
-    own = yield from plan_of(seat).say(seat, tree, header._replace(stats=stats))
-    if feeds:
-        for piece in _own_pieces(seat, own, -1.0):
-            codec.accumulate(piece.payload, piece.layout, tree, piece.weight)
-    return own
-
-
-def _step(seat: Seat, state: State, D: Tree, own: Own, heard: Heard) -> Generator[Effect, Reply, None]:
-    """The outer step: all of it or nothing of it."""
-    outer = seat.method.outer
-    if heard.mixed is not None and heard.accepted:
-        if outer.says == "gradient":
-            work = Work(1, 0, float(state.tokens), float(seat.method.plan.tokens_per_round), "apply", heard.mixed)
-            done: Done = yield Compute(work)
-            assert done.tree is not None
-            for k, v in state.x.items():
-                v.copy_(done.tree[k])
-        else:
-            said = seat.combine(_own_pieces(seat, own), seat.method.codec, state.x) if outer.needs_said else {}
-            state.x, state.outer = outer.step(state.x, D, said, heard.mixed, state.outer)
-    yield Span("outer", 12 * seat.elements)
-
-
 def _drain(seat: Seat, state: State) -> Generator[Effect, Reply, None]:
     """Takes in what is still on its way at a clean stop, and lets it go: the peers will send it again on resume."""
-    if state.pending:
-        for expect in plan_of(seat).expects(seat, state.pending.round):
-            if expect.tag == Tag.of(state.pending.round, Tag.SAY):
-                yield Gather(expect.tag, tuple(expect.sizes), state.pending.round)
-
-
-def _own_pieces(seat: Seat, own: Own, weight: float = 1.0) -> list[Piece]:
-    layouts = seat.slices if seat.method.exchange.everybody else (seat.layout,)
-    return [Piece(layouts[k], weight, packet.payload) for k, packet in own.items()]
-
-
-def _record(seat: Seat, state: State, work: _Worked, heard: Heard | None, own: Own, norm: float, refused: bool) -> dict[str, Any]:
-    heard = heard or work.landed
-    record: dict[str, Any] = {
-        "kind": "round",
-        "round": state.round,
-        "worker": seat.me,
-        "tokens": work.tokens,
-        "tokens_total": state.tokens,
-        "loss": work.loss_sum / work.tokens if work.tokens else None,
-        "drift_norm": norm,
-    }
-    if zeros := sum(packet.zeros for packet in own.values()):
-        record["exact_zeros"] = zeros / seat.elements
-    if heard and state.x:
-        record["weights"] = {str(j): w for j, w in heard.weights.items() if w}
-        # With overlap this round's own refusal is in what lands next.
-        mine = [seat.me] if refused and not seat.method.cadence.overlap else []
-        record["refused"] = sorted({*heard.refused, *mine})
-    return record
+    for part, stream in zip(seat.fragments, state.streams, strict=True):
+        if pending := stream.pending:
+            met = pending.met is not None
+            tag = Tag.of(pending.round, Tag.MEAN if met else Tag.SAY)
+            for expect in plan_of(part).expects(part, pending.round, met):
+                if expect.tag == tag:
+                    yield Gather(tag, tuple(expect.sizes), pending.round, fragment=part.fragment)

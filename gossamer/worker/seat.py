@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
-from gossamer.core.codec.base import Codec, Stats
+from torch import Tensor
+
+from gossamer.core.codec.base import Codec
 from gossamer.core.combine import Piece, combine
-from gossamer.core.fragment import shards
+from gossamer.core.fragment import fragments, shards
 from gossamer.core.method import Method
 from gossamer.core.mixing import Mixing
 from gossamer.core.tree import Layout, Tree, layout_hash, numel
@@ -19,6 +21,16 @@ from gossamer.worker.packet import HEADER_BYTES, Header, Packet, blank, check, s
 Combine: TypeAlias = Callable[[Sequence[Piece], Codec, Tree], Tree]
 
 
+class Written(NamedTuple):
+    """A payload that is encoded already."""
+
+    layout: Layout
+    data: Tensor
+    """Room for the header, then the payload."""
+    zeros: int = 0
+    """Exact zeros that the codec could not say."""
+
+
 class Said(NamedTuple):
     """What the headers of a round's packets say of their sender."""
 
@@ -26,8 +38,10 @@ class Said(NamedTuple):
     tokens: int
     digest: int = 0
     flags: int = 0
-    stats: Stats | None = None
-    """The codec's statistics of what is said, summed over the site; None: taken from the tree that is encoded."""
+    written: Sequence[Written] = ()
+    """Payloads that are encoded already; what is not among them is encoded as it is packed, with statistics of its own."""
+    step_s: float = 0.0
+    """Seconds per inner step of the round, a number that float32 holds; 0: not known."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +54,8 @@ class Seat:
     run_id: int = 0
     combine: Combine = field(default=combine, repr=False)
     """How a mean is formed. The simulator shares one memoised function among its workers; its result is never written to."""
+    fragment: int = 0
+    """Which fragment of the model `layout` is; 0 where the model travels whole."""
 
     _links: dict[int, tuple[tuple[Addr, ...], tuple[Addr, ...]]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -52,6 +68,14 @@ class Seat:
     def others(self) -> tuple[Addr, ...]:
         """All workers but this one, the next higher first: if everybody sends in this order, nobody's downlink is everybody's first."""
         return tuple((self.me + k) % self.method.n for k in range(1, self.method.n))
+
+    @cached_property
+    def fragments(self) -> tuple[Seat, ...]:
+        """A seat for each fragment, which knows its own layout alone: what travels of it is marked as its own."""
+        count = self.method.cadence.fragments
+        if count == 1:
+            return (self,)
+        return tuple(replace(self, layout=piece, fragment=p) for p, piece in enumerate(fragments(self.layout, count)))
 
     @cached_property
     def slices(self) -> tuple[Layout, ...]:
@@ -78,6 +102,10 @@ class Seat:
         """Size of a packet with the whole layout."""
         return HEADER_BYTES + self.method.codec.nbytes(self.layout)
 
+    def part_of(self, tree: Mapping[str, Tensor]) -> Tree:
+        """The tensors of `tree` that the layout names, not copied; none of a tree that is empty (a timing-only run)."""
+        return {part.name: tree[part.name] for part in self.layout} if tree else {}
+
     def slice_bytes(self, j: Addr) -> int:
         """Size of a packet with slice j."""
         return HEADER_BYTES + self.method.codec.nbytes(self.slices[j])
@@ -97,16 +125,20 @@ class Seat:
         return found
 
     def pack(self, tree: Tree | None, layout: Layout, kind: int, said: Said, tokens: int | None = None) -> Packet:
-        """Encodes `layout`'s part of `tree`; only its size where there are no tensors."""
+        """Encodes `layout`'s part of `tree`, if it is not written yet; only its size where there are no tensors."""
         codec = self.method.codec
         header = Header(
             run_id=self.run_id, round=said.round, sender=self.me, kind=kind, codec_id=codec.id, codec_version=codec.version,
             layout=self.mark, digest=said.digest, tokens=said.tokens if tokens is None else tokens, flags=said.flags,
+            step_s=said.step_s,
         )  # fmt: skip
         if tree is None:
             return Packet(header, self.whole_bytes if layout is self.layout else HEADER_BYTES + codec.nbytes(layout), None)
+        for written in said.written:
+            if written.layout is layout:
+                return seal(written.data, header)._replace(zeros=written.zeros)
         data = blank(codec.nbytes(layout))
-        zeros = codec.encode(tree, layout, codec.stats(tree, layout) if said.stats is None else said.stats, data[HEADER_BYTES:])
+        zeros = codec.encode(tree, layout, codec.stats(tree, layout), data[HEADER_BYTES:])
         return seal(data, header)._replace(zeros=zeros)
 
     def check(self, packet: Packet, round: int, sender: Addr) -> None:

@@ -3,21 +3,50 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from gossamer.core.replan import Planned
 from gossamer.core.tree import Tree
+from gossamer.worker.effects import Addr
 from gossamer.worker.packet import Packet
+
+
+class Met(NamedTuple):
+    """What the owner of a slice has done in the first phase of its exchange (shard)."""
+
+    mean: Packet
+    """The mean of the own slice, as sent to the others."""
+    weights: dict[Addr, float]
+    """Who took part, with what weight."""
+    refused: tuple[Addr, ...]
+    """Whose contribution was refused by its sender's guard."""
+    step_s: dict[Addr, float]
+    """Seconds per inner step that each says it took."""
 
 
 @dataclass
 class Pending:
-    """An exchange in flight across a round boundary (overlap)."""
+    """An exchange in flight: said, and not landed."""
 
     round: int
     """The round whose work it carries."""
     own: dict[int, Packet]
     """The packets said, by slice (one slice, 0, when everything goes to everybody)."""
     y: Tree
-    """The parameters at launch: replaced by the agreed ones on landing, local += x_next - y."""
+    """The parameters that the worker went on from: replaced by the agreed ones on landing, local += x_next - y."""
+    met: Met | None = None
+    """None before the first phase is over, and where there is only one."""
+
+
+@dataclass
+class Stream:
+    """The course of one fragment; the whole model is one where it is not cut."""
+
+    norms: list[float] = field(default_factory=list)
+    """Norms of its last accepted pseudo-gradients (guard)."""
+    tokens: int = 0
+    """Tokens that this worker has consumed since the last launch: the weight of the next."""
+    pending: Pending | None = None
 
 
 @dataclass
@@ -34,6 +63,13 @@ class State:
     """Outer optimizer state by name (momentum, previous iterate)."""
     residual: Tree | None = None
     """Error feedback: what was said and not heard."""
-    pending: Pending | None = None
-    norms: list[float] = field(default_factory=list)
-    """Norms of the last accepted pseudo-gradients (guard)."""
+    mean_residual: Tree | None = None
+    """Error feedback of the means that this worker sends on: of its slice alone, flat."""
+    others: Tree = field(default_factory=dict)
+    """The others' part of the means that landed last, weights included (eager); empty before."""
+    local: Tree = field(default_factory=dict)
+    """The worker's own parameters, where the anchor and what is pending do not tell them (fragments). May be live views."""
+    streams: list[Stream] = field(default_factory=lambda: [Stream()])
+    """One per fragment."""
+    planned: Planned = field(default_factory=Planned)
+    """The plan in force and the measurements behind it (re-planning)."""

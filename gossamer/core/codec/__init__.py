@@ -20,6 +20,7 @@ from gossamer.core.codec.int8 import Int8
 from gossamer.core.codec.payload import checked_name
 from gossamer.core.codec.sign import Sign
 from gossamer.core.codec.topk import TopK
+from gossamer.core.codec.write import write
 
 _CODECS: dict[str, type[Codec]] = {"fp32": Fp32, "fp16": Fp16, "bf16": Bf16, "int8": Int8, "sign": Sign, "topk": TopK}
 
@@ -34,4 +35,4 @@ def by_name(name: str) -> type[Codec]:
     return _CODECS[name]
 
 
-__all__ = ["Bf16", "Codec", "Fp16", "Fp32", "Int8", "Sign", "Stats", "TopK", "by_name"]
+__all__ = ["Bf16", "Codec", "Fp16", "Fp32", "Int8", "Sign", "Stats", "TopK", "by_name", "write"]

@@ -22,7 +22,7 @@ from gossamer.core.tree import Layout, Part, Tree, flat
 Floats: TypeAlias = NDArray[np.float32]
 Bytes: TypeAlias = NDArray[np.uint8]
 
-CHUNK = 1 << 17
+CHUNK = 1 << 18
 """Elements worked on at a time (a multiple of 8): scratch of this size stays in cache, and no temporary is as large as a tensor."""
 
 F4 = np.dtype("<f4")
@@ -70,7 +70,12 @@ def checked_name(what: str, value: str, known: Iterable[str]) -> None:
         raise BadInput(f"{what} = {value!r} is not known: {hint}expected one of {', '.join(map(repr, names))}")
 
 
-def _range(tree: Tree, part: Part) -> Tensor:
+def range_of(tree: Tree, part: Part) -> Tensor:
+    """The range of `part` as a flat view, where the tensor lives.
+
+    Raises:
+        BadInput: the tensor is missing, of another dtype or size, or not contiguous.
+    """
     t = tree.get(part.name)
     if t is None:
         raise BadInput(f"the layout carries {part.name!r}, which the tree lacks: make the layout from the same tree (layout_of)")
@@ -86,7 +91,7 @@ def _range(tree: Tree, part: Part) -> Tensor:
 
 def source(tree: Tree, part: Part) -> Floats:
     """The range of `part` as a flat NumPy view (a copy where the tensor is not on the CPU)."""
-    values: Floats = _range(tree, part).cpu().numpy()
+    values: Floats = range_of(tree, part).cpu().numpy()
     return values
 
 
@@ -100,11 +105,11 @@ def _raw(codec: PartCodec, layout: Layout, payload: Tensor, what: str) -> Bytes:
     return raw
 
 
-def encoding(codec: PartCodec, tree: Tree, layout: Layout, out: Tensor) -> Iterator[tuple[Part, Floats, Bytes]]:
-    """(part, its values, its bytes to fill) for each part. The last four bytes are zeroed, so that padding is always zero.
+def to_fill(codec: PartCodec, layout: Layout, out: Tensor) -> Iterator[tuple[Part, Bytes]]:
+    """(part, its bytes to fill) for each part. The last four bytes are zeroed, so that padding is always zero.
 
     Raises:
-        BadInput: a tensor is missing, of another dtype or size; `out` is not nbytes(layout) contiguous bytes on the CPU.
+        BadInput: `out` is not nbytes(layout) contiguous bytes on the CPU.
     """
     if out.device.type != "cpu":
         raise BadInput(f"out is on {out.device}: packets are CPU bytes, allocate it there")
@@ -113,7 +118,31 @@ def encoding(codec: PartCodec, tree: Tree, layout: Layout, out: Tensor) -> Itera
     for part in layout:
         end = at + codec.part_nbytes(part)
         raw[max(at, end - 4) : end] = 0
-        yield part, source(tree, part), raw[at:end]
+        yield part, raw[at:end]
+        at = end
+
+
+def encoding(codec: PartCodec, tree: Tree, layout: Layout, out: Tensor) -> Iterator[tuple[Part, Floats, Bytes]]:
+    """(part, its values, its bytes to fill) for each part, as `to_fill`. What is not on the CPU is copied there.
+
+    Raises:
+        BadInput: a tensor is missing, of another dtype or size; `out` is not nbytes(layout) contiguous bytes on the CPU.
+    """
+    for part, raw in to_fill(codec, layout, out):
+        yield part, source(tree, part), raw
+
+
+def to_read(codec: PartCodec, payload: Tensor, layout: Layout) -> Iterator[tuple[Part, Bytes]]:
+    """(part, its bytes) for each part.
+
+    Raises:
+        BadInput: `payload` is not nbytes(layout) contiguous bytes.
+    """
+    raw = _raw(codec, layout, payload, "payload")
+    at = 0
+    for part in layout:
+        end = at + codec.part_nbytes(part)
+        yield part, raw[at:end]
         at = end
 
 
@@ -123,16 +152,12 @@ def decoding(codec: PartCodec, payload: Tensor, layout: Layout, acc: Tree) -> It
     Raises:
         BadInput: a tensor is missing, of another dtype or size; `payload` is not nbytes(layout) contiguous bytes.
     """
-    raw = _raw(codec, layout, payload, "payload")
-    at = 0
-    for part in layout:
-        end = at + codec.part_nbytes(part)
-        target = _range(acc, part)
+    for part, raw in to_read(codec, payload, layout):
+        target = range_of(acc, part)
         host = target.cpu()
-        yield part, raw[at:end], host.numpy()
+        yield part, raw, host.numpy()
         if target.device.type != "cpu":
             target.copy_(host)
-        at = end
 
 
 def add_scaled(target: Floats, values: Floats, weight: np.float32) -> None:

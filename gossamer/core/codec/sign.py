@@ -15,44 +15,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from gossamer.core.codec import payload as p
+from gossamer.core.codec import signs, signs_device
 from gossamer.core.codec.base import Stats
 from gossamer.core.errors import BadInput
+from gossamer.core.feedback import Feedback
 from gossamer.core.tree import Layout, Part, Tree
-
-_SIGNS: p.Floats = 2 * np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").astype(np.float32) - 1
-"""[256, 8]: what the eight bits of a byte mean, 2s - 1."""
-
-
-def _runs(lo: int, hi: int, group: int) -> Iterator[tuple[int, int, int, int]]:
-    """Cuts the elements lo to hi of a tensor into runs of equal pieces of groups: (from, to, first group, groups), from and to counted
-    from lo. A piece of a group at the start, whole groups, a piece at the end.
-
-    >>> list(_runs(2, 11, 4))
-    [(0, 2, 0, 1), (2, 6, 1, 1), (6, 9, 2, 1)]
-    >>> list(_runs(4, 14, 4))
-    [(0, 8, 1, 2), (8, 10, 3, 1)]
-    """
-    at, g = lo, lo // group
-    if at % group:
-        end = min((g + 1) * group, hi)
-        yield 0, end - lo, g, 1
-        at, g = end, g + 1
-    whole = (hi - at) // group
-    if whole > 0:
-        yield at - lo, at - lo + whole * group, g, whole
-        at, g = at + whole * group, g + whole
-    if at < hi:
-        yield at - lo, hi - lo, g, 1
 
 
 @dataclass(frozen=True)
@@ -92,15 +68,15 @@ class Sign:
             return part.row
         return self.block if self.magnitude == "block" else max(1, part.numel)
 
-    def _span(self, part: Part) -> tuple[int, int]:
-        """The groups that the range touches: first, and one after the last."""
+    def _place(self, part: Part) -> signs.Place:
         group = self.group(part)
-        return part.lo // group, -(-part.hi // group) if part.size else part.lo // group
+        first = part.lo // group
+        return signs.Place(part.lo, group, first, -(-part.hi // group) if part.size else first)
 
     def part_nbytes(self, part: Part) -> int:
         """Bytes of one part."""
-        first, after = self._span(part)
-        return 4 * (after - first) + p.padded(-(-part.size // 8))
+        place = self._place(part)
+        return 4 * (place.after - place.first) + p.padded(-(-part.size // 8))
 
     def nbytes(self, layout: Layout) -> int:
         """1 bit a number, each part padded to 4 bytes, and 4 bytes a magnitude."""
@@ -110,86 +86,100 @@ class Sign:
         """Per tensor [2, groups of the full tensor], float64: sum|D| over the elements carried, and how many they are. Sums of disjoint
         layouts (the ranks of a site) add up."""
         result: Stats = {}
-        size = p.scratch_size(layout)
-        narrow, wide = np.empty(size, np.float32), np.empty(size, np.float64)
         for part in layout:
-            group = self.group(part)
             if part.name not in result:
-                result[part.name] = torch.zeros(2, -(-part.numel // group), dtype=torch.float64)
-            sums, counts = result[part.name].numpy()
-            values = p.source(tree, part)
-            for a in range(0, part.size, p.CHUNK):
-                v = values[a : a + p.CHUNK]
-                d = wide[: v.size]
-                np.copyto(d, np.abs(v, out=narrow[: v.size]))
-                for lo, hi, g, n in _runs(part.lo + a, part.lo + a + v.size, group):
-                    # Pairwise summation for one long group; einsum is the fast way to sum many short rows.
-                    sums[g : g + n] += np.add.reduce(d[lo:hi]) if n == 1 else np.einsum("ij->i", d[lo:hi].reshape(n, -1))
-                    counts[g : g + n] += (hi - lo) // n
+                result[part.name] = self._no_stats(part)
+            self._scan(p.range_of(tree, part), part, None, result[part.name])
         return result
-
-    def _magnitudes(self, stats: Stats, part: Part) -> p.Floats:
-        """float32(sum|D| / count) of the groups that the range touches; 0 where nothing was counted."""
-        first, after = self._span(part)
-        want = (2, -(-part.numel // self.group(part)))
-        s = stats.get(part.name)
-        if s is None or s.dtype != torch.float64 or tuple(s.shape) != want:
-            got = "nothing" if s is None else f"{s.dtype} of shape {tuple(s.shape)}"
-            raise BadInput(
-                f"the statistics hold {got} for {part.name!r}, expected float64 of shape {want}: pass what {self}.stats returned"
-            )
-        both = s.detach().cpu().numpy()[:, first:after]
-        mean = np.zeros(after - first)
-        np.divide(both[0], both[1], out=mean, where=both[1] != 0)
-        return mean.astype(np.float32)
 
     def encode(self, tree: Tree, layout: Layout, stats: Stats, out: Tensor) -> int:
         """Writes magnitudes and bits. Returns how many exact zeros will be decoded as +m with m > 0.
         BadInput where tree, layout, statistics and `out` do not fit."""
-        zeros = 0
-        scratch = np.empty(p.scratch_size(layout), np.bool_)
-        for part, values, raw in p.encoding(self, tree, layout, out):
-            m = self._magnitudes(stats, part)
-            raw[: 4 * m.size].view(p.F4)[:] = m
-            bits = raw[4 * m.size :]
-            for a in range(0, part.size, p.CHUNK):
-                v = values[a : a + p.CHUNK]
-                mask = scratch[: v.size]
-                packed = np.packbits(np.greater_equal(v, 0, out=mask), bitorder="little")
-                bits[a // 8 : a // 8 + packed.size] = packed
-                np.equal(v, 0, out=mask)
-                if np.count_nonzero(mask):
-                    zeros += self._lost(part, a, mask, m)
-        return zeros
-
-    def _lost(self, part: Part, a: int, zero: NDArray[np.bool_], m: p.Floats) -> int:
-        """Of the zeros among the elements from a of the range, those in groups of magnitude above 0."""
-        group, first = self.group(part), part.lo // self.group(part)
         lost = 0
-        for lo, hi, g, n in _runs(part.lo + a, part.lo + a + zero.size, group):
-            alive = m[g - first : g - first + n] > 0
-            lost += int(np.count_nonzero(zero[lo:hi].reshape(n, -1)[alive]))
+        for part, raw in p.to_fill(self, layout, out):
+            values = p.range_of(tree, part)
+            m = self._magnitudes(stats.get(part.name), part)
+            bits = self._fill(raw, m)
+            zeros = self._scan(values, part, bits, None)
+            lost += 0 if zeros is None else int(zeros[m > 0].sum())
+        return lost
+
+    def write(
+        self, tree: Tree, layout: Layout, pieces: Sequence[tuple[Layout, Tensor]], feedback: Feedback | None, residual: Tree | None
+    ) -> Generator[Tensor, Tensor, list[int]]:
+        """What gossamer.core.codec.write says, tensor by tensor: bits and sums of |D| are taken in the pass that absorbs; what is decoded
+        is taken off again when the sums are back, while the tensor is still in cache, if it fits. No other pass, nothing as large as a
+        tensor beside it."""
+        e = tree if residual is None else residual
+        ranges: dict[str, list[tuple[int, Part, p.Bytes]]] = {}
+        for k, (piece, out) in enumerate(pieces):
+            for part, raw in p.to_fill(self, piece, out):
+                ranges.setdefault(part.name, []).append((k, part, raw))
+        lost = [0] * len(pieces)
+        for found in ranges.values():
+            sums, zeros = self._no_stats(found[0][1]), []
+            for _, part, raw in found:
+                said = None if residual is None else p.range_of(tree, part)
+                bits = raw[4 * self._groups(part) :]
+                zeros.append(self._scan(p.range_of(e, part), part, bits, sums, said, feedback.decay if feedback else 1.0))
+            sums = yield sums
+            for (k, part, raw), zero in zip(found, zeros, strict=True):
+                m = self._magnitudes(sums, part)
+                bits = self._fill(raw, m)
+                lost[k] += 0 if zero is None else int(zero[m > 0].sum())
+                if residual is not None:
+                    self._add(p.range_of(e, part), part, bits, -m)
         return lost
 
     def accumulate(self, payload: Tensor, layout: Layout, acc: Tree, weight: float) -> None:
         """acc += (weight * m) * (2s - 1) with weight * m rounded to float32 once, which is the same as weight * decoded.
         BadInput where payload, layout and `acc` do not fit."""
         w = np.float32(weight)
-        scratch = np.empty((-(-p.scratch_size(layout) // 8), 8), np.float32)
-        for part, raw, target in p.decoding(self, payload, layout, acc):
-            group = self.group(part)
-            first, after = self._span(part)
-            scaled = raw[: 4 * (after - first)].view(p.F4) * w
-            bits = raw[4 * (after - first) :]
-            table = _SIGNS * scaled[0] if scaled.size == 1 else _SIGNS
-            for a in range(0, part.size, p.CHUNK):
-                piece = target[a : a + p.CHUNK]
-                rows = -(-piece.size // 8)
-                # "clip" only spares the check of the indices (a byte is never out of range) and with it a buffered copy.
-                np.take(table, bits[a // 8 : a // 8 + rows], axis=0, out=scratch[:rows], mode="clip")
-                values = scratch[:rows].reshape(-1)[: piece.size]
-                if scaled.size > 1:
-                    for lo, hi, g, n in _runs(part.lo + a, part.lo + a + piece.size, group):
-                        grouped = values[lo:hi].reshape(n, -1)
-                        np.multiply(grouped, scaled[g - first : g - first + n, None], out=grouped)
-                np.add(piece, values, out=piece)
+        for part, raw in p.to_read(self, payload, layout):
+            split = 4 * self._groups(part)
+            self._add(p.range_of(acc, part), part, raw[split:], raw[:split].view(p.F4) * w)
+
+    def _groups(self, part: Part) -> int:
+        """How many groups the range touches."""
+        place = self._place(part)
+        return place.after - place.first
+
+    def _no_stats(self, part: Part) -> Tensor:
+        return torch.zeros(2, -(-part.numel // self.group(part)), dtype=torch.float64)
+
+    def _magnitudes(self, stats: Tensor | None, part: Part) -> p.Floats:
+        """float32(sum|D| / count) of the groups that the range touches; 0 where nothing was counted."""
+        place = self._place(part)
+        want = (2, -(-part.numel // place.group))
+        if stats is None or stats.dtype != torch.float64 or tuple(stats.shape) != want:
+            got = "nothing" if stats is None else f"{stats.dtype} of shape {tuple(stats.shape)}"
+            raise BadInput(
+                f"the statistics hold {got} for {part.name!r}, expected float64 of shape {want}: pass what {self}.stats returned"
+            )
+        both = stats.detach().cpu().numpy()[:, place.first : place.after]
+        mean = np.zeros(place.after - place.first)
+        np.divide(both[0], both[1], out=mean, where=both[1] != 0)
+        return mean.astype(np.float32)
+
+    def _fill(self, raw: p.Bytes, m: p.Floats) -> p.Bytes:
+        """Writes the magnitudes of a part. Returns the place of its bits."""
+        raw[: 4 * m.size].view(p.F4)[:] = m
+        return raw[4 * m.size :]
+
+    def _scan(
+        self, values: Tensor, part: Part, bits: p.Bytes | None, sums: Tensor | None, said: Tensor | None = None, decay: float = 1.0
+    ) -> signs.Counts | None:
+        """signs.scan where the tensor is."""
+        host = None if sums is None else sums.numpy()
+        if values.device.type != "cpu":
+            return signs_device.scan(values, self._place(part), bits, host, said, decay)
+        return signs.scan(values.numpy(), self._place(part), bits, host, None if said is None else said.numpy(), decay)
+
+    def _add(self, target: Tensor, part: Part, bits: p.Bytes, scaled: p.Floats) -> None:
+        """signs.add where the tensor is."""
+        if not part.size:
+            return
+        if target.device.type != "cpu":
+            signs_device.add(target, bits, self._place(part), scaled)
+        else:
+            signs.add(target.numpy(), bits, self._place(part), scaled)

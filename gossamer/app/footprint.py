@@ -1,0 +1,82 @@
+"""Memory of an inner step: as a site measured it, or as an estimate.
+
+    fixed = P (parameters + gradients + state of the inner optimizer) + P * 4 * (float32 copies of the outer step)        bytes
+    token = a * (34 / 2) width layers + (a + 8) vocabulary                                                                bytes
+
+a: bytes of an activation, 2 under autocast to 16 bits, else 4. 34 bytes a token, layer and unit of width are what a transformer layer
+keeps for its backward pass in 16 bits, less the attention scores, which are not kept (Korthikanti et al. 2022, arXiv 2205.05198,
+equation 2 without its second term). The last term is the logits, once as they come, in float32, and their gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gossamer.core.fleet import Site
+from gossamer.core.inner import Inner
+from gossamer.core.method import Method
+from gossamer.core.tree import Layout
+
+_LAYER_BYTES = 34 / 2
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """An estimate for one model and method: bytes of a step without tokens, and per token."""
+
+    fixed_bytes: float
+    token_bytes: float
+
+    def step_gb(self, site: Site, tokens: int) -> float:
+        """Peak memory of a step on `tokens` tokens, in GB: by the site's measured line, else the estimate."""
+        fixed_gb, token_gb = site.memory_line() if site.memory_gb else (1e-9 * self.fixed_bytes, 1e-9 * self.token_bytes)
+        return fixed_gb + token_gb * tokens
+
+    def batch_max(self, site: Site, sequence: int, headroom: float) -> int | None:
+        """The most sequences of a step that leave `headroom` of the site's memory free; 0: not even one. None: no known limit."""
+        if site.memory_gb:
+            return site.batch_max(sequence, headroom)
+        free = (1 - headroom) * 1e9 * site.limit_gb - self.fixed_bytes
+        return max(0, math.floor(free / (self.token_bytes * sequence)))
+
+
+def footprint(method: Method, layout: Layout, config: Any, activation_bytes: int) -> Footprint:
+    """The estimate for the model of `layout`.
+
+    Args:
+        config: its transformers configuration.
+        activation_bytes: 2 or 4.
+    """
+    state = _state_bytes(method.inner)
+    copies = 4 * outer_copies(method)
+    fixed = sum(part.size * (2 * part.dtype.itemsize + state[_kind(part.by_row, part.row < part.numel)] + copies) for part in layout)
+    layers = _LAYER_BYTES * activation_bytes * config.hidden_size * config.num_hidden_layers
+    return Footprint(fixed, layers + (activation_bytes + 8) * config.vocab_size)
+
+
+def outer_copies(method: Method) -> int:
+    """Float32 copies of the model that a worker holds beside it: anchor, outer state, residual, what travels, what was last heard."""
+    feeds = method.feedback is not None and method.feedback.at_worker
+    return 1 + len(method.outer.init({"p": torch.zeros(1)})) + feeds + (method.cadence.overlap > 0) + method.cadence.eager
+
+
+def _kind(by_row: bool, matrix: bool) -> str:
+    return "table" if by_row else "matrix" if matrix else "vector"
+
+
+def _state_bytes(inner: Inner) -> dict[str, float]:
+    """Bytes an element that the optimizer keeps for a hidden matrix, an embedding and a vector, found by one step of a small model."""
+    sizes = {"matrix": (4, 4), "table": (4, 4), "vector": (16,)}
+    params = {kind: torch.nn.Parameter(torch.ones(size)) for kind, size in sizes.items()}
+    for p in params.values():
+        p.grad = torch.ones_like(p)
+    optimizer = inner.build(params, frozenset({"table"}))
+    optimizer.step()
+    return {
+        kind: sum(v.nbytes for v in optimizer.state[p].values() if isinstance(v, torch.Tensor) and v.numel() == p.numel()) / p.numel()
+        for kind, p in params.items()
+    }

@@ -1,0 +1,126 @@
+"""What a round of a job would cost each worker, before it is run; and the same for other methods on the same fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from gossamer.app.job import Job
+from gossamer.app.settings import MethodSection, Option
+from gossamer.app.timing import time_only
+from gossamer.app.workload import costs_of
+from gossamer.core.errors import BadInput
+from gossamer.core.predict import predict
+from gossamer.core.wires import Net
+
+_ROUNDS = 3
+"""Of a simulation, where there is no formula."""
+_ALIKE = 0.01
+"""Times that differ by less are not told apart."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """A round, by worker."""
+
+    round_s: float
+    compute_s: Sequence[float]
+    exchange_s: Sequence[float] | None
+    """If all finish their steps together, hidden or not. None: not known."""
+    straggler_s: Sequence[float]
+    network_s: Sequence[float]
+    wall_s: Sequence[float]
+    sent_bytes: Sequence[float]
+    """On the clock."""
+
+    @property
+    def utilisation(self) -> float:
+        """Compute over wall time, the mean over workers."""
+        return self._share(self.compute_s)
+
+    @property
+    def straggler(self) -> float:
+        """Straggler idle over wall time, the mean over workers."""
+        return self._share(self.straggler_s)
+
+    @property
+    def network(self) -> float:
+        """Network idle over wall time, the mean over workers."""
+        return self._share(self.network_s)
+
+    def _share(self, seconds: Sequence[float]) -> float:
+        return fmean(s / wall_s for s, wall_s in zip(seconds, self.wall_s, strict=True))
+
+
+def forecast(job: Job, net: Net | None = None) -> Forecast:
+    """By formula (gossamer.core.predict); a method with servers is simulated for a few rounds."""
+    if job.method.tiers:
+        return simulated(job, min(_ROUNDS, job.method.rounds), noise=False)
+    costs = costs_of(job.config, job.fleet, job.method.plan.batch, job.charged)
+    p = predict(job.method, net or Net(job.fleet), job.layout, costs)
+    return Forecast(
+        p.round_s, p.compute_s.tolist(), p.exchange_s.tolist(), p.straggler_s.tolist(), p.network_s.tolist(), p.wall_s.tolist(),
+        [p.sent_bytes] * job.n,
+    )  # fmt: skip
+
+
+def simulated(job: Job, rounds: int | None = None, *, noise: bool = True) -> Forecast:
+    """The mean round of a run on the virtual clock alone: of all its rounds, or of the first few."""
+    summary, result = time_only(job, rounds=rounds, noise=noise)
+    rounds = rounds or job.method.rounds
+    accounts = result.accounts[: job.n]
+    kinds = ("compute", "straggler_idle", "network_idle")
+    compute, straggler, network = ([a.seconds.get(kind, 0.0) / rounds for a in accounts] for kind in kinds)
+    return Forecast(
+        summary["wall_s"] / rounds, compute, None, straggler, network, [a.wall_s / rounds for a in accounts],
+        [a.bytes_sent * job.bytes_charge / rounds for a in accounts],
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method on the fleet, to the token budget."""
+
+    label: str
+    plan: str
+    forecast: Forecast
+    time_s: float
+
+
+_OTHERS: tuple[tuple[str, str, dict[str, Option], str], ...] = (
+    ("DiLoCo", "diloco", {}, "uniform"),
+    ("CSS only", "geomesh", {}, "uniform"),
+    ("AWB only, fp32", "geomesh", {"codec": "fp32"}, "awb"),
+    ("GeoMesh", "geomesh", {}, "awb"),
+    ("GeoMesh + overlap", "geomesh", {"overlap": 0.5}, "awb"),
+    ("GeoMesh by shard + overlap", "geomesh", {"exchange": "shard", "overlap": 0.5}, "awb"),
+    ("gossip (GASLoC, two peers)", "gasloc", {"topology": "two_peer"}, "awb"),
+)
+"""Label, method, its options, plan. From the plainest on: of two that take as long, the first is chosen."""
+
+
+def others(job: Job, net: Net) -> list[Row]:
+    """The usual methods on the job's fleet, to its token budget. One that cannot be (two peers among two workers) is left out."""
+    rows = []
+    for label, name, options, plan in _OTHERS:
+        method = MethodSection.model_validate({"name": name, **options})
+        config = job.config.model_copy(update={"method": method, "plan": job.config.plan.model_copy(update={"name": plan})})
+        try:
+            other = job.variant(config)
+        except BadInput:
+            continue
+        rows.append(row(other, label, plan, forecast(other, net), job.method.total_tokens))
+    return rows
+
+
+def row(job: Job, label: str, plan: str, seen: Forecast, tokens: int) -> Row:
+    """`seen` taken to a budget of `tokens`."""
+    rounds = tokens / (job.method.total_tokens / job.method.rounds)
+    return Row(label, plan, seen, seen.round_s * rounds)
+
+
+def choice(rows: Sequence[Row]) -> Row:
+    """The row with the least time; of several within a hundredth of it, the first."""
+    least = min(r.time_s for r in rows)
+    return next(r for r in rows if r.time_s <= least * (1 + _ALIKE))

@@ -1,0 +1,1 @@
+"""Reproductions: the rows of a published table, tuned with equal trials, run as cached cells, and set beside the published numbers."""

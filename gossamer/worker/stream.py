@@ -1,0 +1,214 @@
+"""What happens to one fragment in a round: it is launched, its exchange meets, it lands (gossamer.core.cadence).
+
+A *part* below is the seat of one fragment: its layout names the tensors that are meant. Where the model is not cut, it is the worker's
+own seat. Anchor, outer state, residuals and local parameters are whole trees, of which each fragment changes its own tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import torch
+from torch import Tensor
+
+from gossamer.core.codec import write
+from gossamer.core.combine import Piece
+from gossamer.core.outer import OuterState, drift
+from gossamer.core.tree import Layout, Tree, digest, map_tree, master, rounded
+from gossamer.worker.effects import Compute, Done, Effect, Load, Ready, Reply, SiteSum, Span, Work
+from gossamer.worker.exchange import Heard, Own, plan_of, ready_targets
+from gossamer.worker.packet import HEADER_BYTES, REFUSED, blank
+from gossamer.worker.replanning import outer_step_of, plan_at, replan, scaled
+from gossamer.worker.seat import Said, Seat, Written
+from gossamer.worker.state import Pending, State
+from gossamer.worker.tally import Tally
+
+
+def launch(seat: Seat, state: State, tally: Tally, part: Seat) -> Generator[Effect, Reply, None]:
+    """Says what has become of the fragment since it was last said. Without overlap it lands at once."""
+    method, t, stream = seat.method, state.round, state.streams[part.fragment]
+    yield Ready(ready_targets(part, t), t, part.fragment)
+    y = part.part_of(tally.local)
+    D, refused, norm = yield from _judge(part, state, y)
+    tokens, stream.tokens = 0 if refused else stream.tokens, 0
+    tally.judged(norm, refused)
+    own = tally.early
+    if not method.outer.before:
+        said = Said(t, tokens, mark(part, state), REFUSED if refused else 0, step_s=tally.clocked.step_s)
+        own = yield from say(part, state, D, said)
+    tally.zeros += sum(packet.zeros for packet in own.values())
+    pending = Pending(t, own, {})
+    if method.cadence.overlap:
+        x = part.part_of(state.x)
+        pending.y = master(x) if refused else _preview(part, state, D, y) if method.cadence.eager and x else master(y)
+        stream.pending = pending
+        if refused and x:
+            yield from _start_over(seat, state, tally)
+        elif method.cadence.eager and x:
+            tally.put(pending.y)
+            yield Load(pending.y)
+        return
+    yield from meet(part, state, pending, t - 1 if method.outer.before else t)
+    yield from _take(seat, state, tally, part, pending, t - 1 if method.outer.before else t, D)
+    if not state.x or method.outer.says == "gradient":
+        return
+    if refused:
+        yield from _start_over(seat, state, tally)
+    else:
+        x = part.part_of(state.x)
+        tally.put(x)
+        yield Load(x, reset_inner=method.reset_inner)
+
+
+def meet(part: Seat, state: State, pending: Pending, ready_round: int) -> Generator[Effect, Reply, None]:
+    """The first phase of an exchange that has two."""
+    yield from plan_of(part).meet(part, pending, ready_round, part.part_of(state.x), state.mean_residual)
+
+
+def land(seat: Seat, state: State, tally: Tally, part: Seat) -> Generator[Effect, Reply, None]:
+    """The exchange in flight arrives: x <- outer step, local <- local + x_{t+1} - y_t. Nothing was done since launch, where the tally
+    has no local parameters (after the last round): local <- x."""
+    stream = state.streams[part.fragment]
+    pending, stream.pending = stream.pending, None
+    assert pending is not None
+    yield from _take(seat, state, tally, part, pending, pending.round, {})
+    if not state.x:
+        return
+    moved = x = part.part_of(state.x)
+    if tally.local:
+        local = part.part_of(tally.local)
+        moved = map_tree(lambda a, b, y: (a.to(torch.float32) + (b - y)).to(a.dtype), local, x, pending.y)
+        tally.put(moved)
+    yield Load(moved, reset_inner=seat.method.reset_inner)
+
+
+def say(part: Seat, state: State, D: Tree, header: Said) -> Generator[Effect, Reply, Own]:
+    """What the outer rule makes of D, encoded (with error feedback, if the method has it) and sent."""
+    method, codec = part.method, part.method.codec
+    if not state.x:
+        return (yield from plan_of(part).say(part, {}, header))
+    tree = method.outer.emit(part.part_of(state.x), scaled(part, state, D), _outer_of(part, state))
+    residual = None if state.residual is None or header.flags & REFUSED else part.part_of(state.residual)
+    blanks = [(layout, blank(codec.nbytes(layout))) for layout in _layouts(part)]
+    pieces = [(layout, data[HEADER_BYTES:]) for layout, data in blanks]
+    zeros = yield from _summed(write(codec, tree, part.layout, pieces, None if residual is None else method.feedback, residual))
+    written = [Written(layout, data, lost) for (layout, data), lost in zip(blanks, zeros, strict=True)]
+    return (yield from plan_of(part).say(part, tree, header._replace(written=written)))
+
+
+def _summed(writing: Generator[Tensor, Tensor, list[int]]) -> Generator[Effect, Reply, list[int]]:
+    """What `writing` returns; what it yields is summed over the site."""
+    try:
+        value = next(writing)
+        while True:
+            yield Span("encode", 0)
+            value = writing.send((yield SiteSum(value)))
+    except StopIteration as end:
+        found: list[int] = end.value
+        return found
+
+
+def mark(part: Seat, state: State) -> int:
+    """What must be equal on all workers of a synchronous method when they say the fragment: anchor, outer state and plan."""
+    return digest(part.part_of(state.x), *_outer_of(part, state).values()) ^ state.planned.mark if state.x else 0
+
+
+def held(seat: Seat, state: State) -> Tree:
+    """What a worker that forgets its inner steps goes on from: the anchor, or what is to be replaced on landing."""
+    held: Tree = {}
+    for part, stream in zip(seat.fragments, state.streams, strict=True):
+        held |= stream.pending.y if stream.pending else part.part_of(state.x)
+    return held
+
+
+def _outer_of(part: Seat, state: State) -> OuterState:
+    return {key: part.part_of(tree) for key, tree in state.outer.items()}
+
+
+def _start_over(seat: Seat, state: State, tally: Tally) -> Generator[Effect, Reply, None]:
+    """After a refusal: all fragments, since what is not finite is soon everywhere, with a fresh inner optimizer."""
+    tree = held(seat, state)
+    for stream in state.streams:
+        stream.tokens = 0
+    tally.put(tree)
+    yield Load(tree, reset_inner=True)
+
+
+def _judge(part: Seat, state: State, y: Tree) -> Generator[Effect, Reply, tuple[Tree, bool, float]]:
+    """The worker's pseudo-gradient (its gradient, for ddp), whether the guard refuses it, and its norm."""
+    if not y:
+        return {}, False, 0.0
+    method, stream = part.method, state.streams[part.fragment]
+    D = master(y) if method.outer.says == "gradient" else drift(part.part_of(state.x), y)
+    squares = torch.stack([torch.linalg.vector_norm(d, dtype=torch.float64) ** 2 for d in D.values()]).sum()
+    norm = float((yield SiteSum(squares)).sqrt())
+    yield Span("encode", 0)
+    if not method.guard.refuses(norm, stream.norms):
+        stream.norms = method.guard.remember(norm, stream.norms)
+        return D, False, norm
+    for d in D.values():
+        d.zero_()
+    return D, True, norm
+
+
+def _take(
+    seat: Seat, state: State, tally: Tally, part: Seat, pending: Pending, ready_round: int, D: Tree
+) -> Generator[Effect, Reply, None]:
+    """Hears and steps. With the last fragment of a round, all its step times are known, and the work may be planned anew."""
+    heard = yield from plan_of(part).hear(part, pending, ready_round, part.part_of(state.x))
+    tally.heard.append(heard)
+    yield from _step(part, state, D, pending, heard)
+    if part.fragment == len(seat.fragments) - 1:
+        yield from replan(seat, state, heard.step_s)
+
+
+def _step(part: Seat, state: State, D: Tree, pending: Pending, heard: Heard) -> Generator[Effect, Reply, None]:
+    """The outer step: all of it or nothing of it."""
+    method = part.method
+    if heard.mixed is not None and heard.accepted:
+        if method.outer.says == "gradient":
+            work = Work(1, 0, float(state.tokens), float(plan_at(part, state).tokens_per_round), "apply", heard.mixed)
+            done: Done = yield Compute(work)
+            assert done.tree is not None
+            for k, v in state.x.items():
+                v.copy_(done.tree[k])
+        else:
+            x = part.part_of(state.x)
+            said = part.combine(_own_pieces(part, pending.own), method.codec, x) if method.outer.needs_said else {}
+            x, s = outer_step_of(part, state, pending.round, x, _outer_of(part, state), D, said, heard.mixed)
+            state.x |= x
+            for key, tree in s.items():
+                state.outer[key] |= tree
+            if method.cadence.eager:
+                state.others |= _without(part, heard.mixed, pending.own, heard.weights[part.me])
+    yield Span("outer", 12 * part.elements)
+
+
+def _preview(part: Seat, state: State, D: Tree, y: Tree) -> Tree:
+    """The outer step as far as it is known at launch (arXiv 2502.12996, "eager updates"): on w_i D_t^i + sum_{j != i} w_j D_{t-1}^j, with
+    the others' part as last heard; before anything was heard, on D_t^i alone. Anchor and outer state stay as they are."""
+    plan, method = plan_at(part, state), part.method
+    w = plan.tokens(part.me) / plan.tokens_per_round if method.weights == "tokens" else 1.0 / method.n
+    others = {name: state.others[name] for name in D if name in state.others}
+    mixed = map_tree(lambda d, o: d * w + o, D, others) if others else D
+    s = {key: master(tree) for key, tree in _outer_of(part, state).items()}
+    x, _ = outer_step_of(part, state, state.round, master(part.part_of(state.x)), s, {}, {}, mixed)
+    return rounded(x, y)
+
+
+def _without(part: Seat, mixed: Tree, own: Own, weight: float) -> Tree:
+    """The others' part of a mean: what is left without weight * this worker's own part as decoded."""
+    rest = {name: v.clone() for name, v in mixed.items()}
+    for piece in _own_pieces(part, own, -weight):
+        part.method.codec.accumulate(piece.payload, piece.layout, rest, piece.weight)
+    return rest
+
+
+def _layouts(part: Seat) -> tuple[Layout, ...]:
+    """What the packets that a worker says carry, by slice."""
+    return part.slices if part.method.exchange.everybody else (part.layout,)
+
+
+def _own_pieces(part: Seat, own: Own, weight: float = 1.0) -> list[Piece]:
+    layouts = _layouts(part)
+    return [Piece(layouts[k], weight, packet.payload) for k, packet in own.items()]

@@ -1,0 +1,155 @@
+"""`gossamer plan`: what each worker gets, the other methods, and a choice."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from gossamer.app.config import load as config_of
+from gossamer.app.forecast import Forecast, Row, choice, forecast, others, simulated
+from gossamer.app.job import Job, resolve
+from gossamer.app.plan import plan, show, verdict
+from gossamer.app.settings import Config
+from gossamer.core.errors import BadInput
+from gossamer.core.fleet import Fleet
+from gossamer.core.wires import Net
+
+CHARGED = ("clock.charge_as=llama-150m", "clock.charge_tokens=65536")
+OTHERS = (
+    "DiLoCo",
+    "CSS only",
+    "AWB only, fp32",
+    "GeoMesh",
+    "GeoMesh + overlap",
+    "GeoMesh by shard + overlap",
+    "gossip (GASLoC, two peers)",
+)
+
+
+def job(*sets: str) -> Job:
+    return resolve(config_of(sets=list(sets)))
+
+
+def printed(j: Job) -> str:
+    out = io.StringIO()
+    plan(j, Console(file=out, width=200))
+    return out.getvalue()
+
+
+def test_each_worker_and_each_method_has_its_line() -> None:
+    j = job(*CHARGED, "plan.name=awb")
+    text, p = printed(j), j.method.plan
+    for i in range(j.n):
+        site = j.fleet.site(i)
+        line = next(line for line in text.splitlines() if line.strip().startswith(f"{i} ") and site.name in line).split()
+        assert {str(p.steps[i]), str(p.batch[i]), f"{p.tokens(i):,}"} <= set(line)
+    for label in (*OTHERS, "geomesh (configured)"):
+        assert sum(line.strip().startswith(f"{label}  ") for line in text.splitlines()) == 1, label
+    assert "balance: " in text and "memory, H100 80GB: " in text and "outer state per worker" in text and "Choice: " in text
+    assert "charged as llama-150m" in text
+
+
+def test_the_table_has_the_methods_as_they_would_run() -> None:
+    j = job(*CHARGED)
+    rows = {r.label: r for r in others(j, Net(j.fleet))}
+    assert tuple(rows) == OTHERS
+    sets = ("method.name=geomesh", "method.overlap=0.5", "plan.name=awb")
+    alone = job(*CHARGED, *sets)
+    assert rows["GeoMesh + overlap"].forecast == forecast(alone)
+    rounds = j.method.total_tokens / alone.method.plan.tokens_per_round
+    assert rows["GeoMesh + overlap"].time_s == pytest.approx(rounds * forecast(alone).round_s)
+    assert rows["GeoMesh"].time_s < rows["DiLoCo"].time_s and rows["AWB only, fp32"].time_s < rows["DiLoCo"].time_s
+    assert rows["GeoMesh + overlap"].forecast.network < rows["GeoMesh"].forecast.network
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_few_workers_have_all_methods_too(n: int) -> None:
+    j = job(f"fleet.name=uniform-{n}")
+    assert tuple(r.label for r in others(j, Net(j.fleet))) == OTHERS
+    assert "Choice: " in printed(j)
+
+
+def test_a_method_that_cannot_be_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    variant = Job.variant
+
+    def refuses(self: Job, config: Config) -> Job:
+        if config.method.name == "gasloc":
+            raise BadInput("no peers here")
+        return variant(self, config)
+
+    monkeypatch.setattr(Job, "variant", refuses)
+    j = job()
+    assert tuple(r.label for r in others(j, Net(j.fleet))) == OTHERS[:-1]
+
+
+def row(label: str, time_s: float) -> Row:
+    return Row(label, "uniform", Forecast(1.0, [0.5], [0.1], [0.2], [0.25], [1.0], [1e6]), time_s)
+
+
+def test_the_choice_is_the_quickest_and_of_equals_the_plainest() -> None:
+    rows = [row("a", 100.0), row("b", 50.3), row("c", 50.0), row("d", 60.0)]
+    assert choice(rows).label == "b"
+    text = verdict(rows, tokens=2_000_000)
+    assert "b with plan uniform" in text and "50 % less than a" in text and "50.0 % of the time" in text
+    assert "20.0 % for slower ones and 25.0 % for the network" in text and "is not predicted" in text
+    assert "less than" not in verdict([row("a", 1.0), row("b", 2.0)], 1000)
+
+
+def test_a_method_with_servers_is_simulated() -> None:
+    text = printed(job("method.name=halos", "fleet.name=halos-16", *CHARGED))
+    assert "halos (configured)" in text and "Choice: " in text
+
+
+def test_a_batch_that_does_not_fit_is_told() -> None:
+    text = printed(job(*CHARGED, "method.name=diloco"))
+    assert "B does not fit, so take it in parts" in next(line for line in text.splitlines() if "memory, L40S 48GB" in line)
+    assert "does not fit" not in next(line for line in text.splitlines() if "memory, H100 80GB" in line)
+
+
+def thousand(path: Path) -> Path:
+    kinds = ("A100 80GB", "L40S 48GB", "H100 80GB", "T4 16GB")
+    sites = [
+        f'[[sites]]\nname = "s{i}"\nregion = "r{i % 10}"\ngpu = "{kinds[7 * i % 4]}"\n'
+        f"up_mbps = {100 + 37 * i % 1000}\ndown_mbps = {200 + i}\n"
+        for i in range(1000)
+    ]
+    links = [
+        f'[[links]]\nbetween = ["r{a}", "r{b}"]\nrate_mbps = {500 + 50 * a + b}\nrtt_ms = 20\n' for a in range(10) for b in range(a, 10)
+    ]
+    path.write_text("".join(sites + links))
+    return path
+
+
+@pytest.mark.parametrize("awb", [False, True])
+def test_a_thousand_workers_are_planned_without_looking_at_every_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, awb: bool) -> None:
+    sets = (f"fleet.name={thousand(tmp_path / 'ten.toml')}", "plan.name=awb") if awb else ("fleet.name=uniform-1000",)
+    links, steps = 0, 0
+    link, step_s = Fleet.link, Fleet.step_s
+
+    def count_link(self: Fleet, i: int, j: int) -> object:
+        nonlocal links
+        links += 1
+        return link(self, i, j)
+
+    def count_step(self: Fleet, *arguments: object) -> float:
+        nonlocal steps
+        steps += 1
+        return step_s(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Fleet, "link", count_link)
+    monkeypatch.setattr(Fleet, "step_s", count_step)
+    j = job(*sets, *CHARGED)
+    text = printed(j)
+    assert "... and 976 more workers" in text and "Choice: " in text
+    assert links <= 20 * 100 and steps <= 50 * 1000
+    assert 2 * abs(j.method.plan.tokens_per_round - 1000 * 30 * 8 * 128) <= 8 * 128 and min(j.method.plan.steps) >= 1
+
+
+def test_a_timing_only_run_shows_the_same_table() -> None:
+    out = io.StringIO()
+    j = job(*CHARGED, "run.rounds=2")
+    show(j, Console(file=out, width=200), simulated(j))
+    assert "h100" in out.getvalue() and "mean: utilisation" in out.getvalue() and "Choice" not in out.getvalue()
