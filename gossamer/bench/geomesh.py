@@ -56,7 +56,7 @@ def budget(study: Study) -> tuple[int, int]:
     seeds = len(rows.MAIN) * len(study.seeds) + (len(rows.VARIANTS) + len(rows.SLOWED)) * rows.VARIANT_SEEDS
     second = len(rows.SECOND) * rows.VARIANT_SEEDS
     runs = tuned + seeds + second
-    return runs, runs * resolve(study.config(rows.DILOCO, {}, 0)).method.total_tokens
+    return runs, runs * resolve(study.config(rows.DILOCO, rows.DILOCO.start, 0)).method.total_tokens
 
 
 def _run(study: Study, table: Sequence[Row], tuned: Mapping[str, Mapping[str, Value]], seeds: Sequence[int]) -> dict[str, list[Cell]]:
@@ -84,7 +84,7 @@ def _second(study: Study, tuned: Mapping[str, Mapping[str, Value]]) -> dict[str,
 
 def _floor(study: Study, diloco: Sequence[Cell], target: float) -> dict[str, Any]:
     """Perfect balance and no communication, with DiLoCo's learning per token: tokens over the sum of the workers' rates."""
-    job = resolve(study.config(rows.DILOCO, {}, 0))
+    job = resolve(study.config(rows.DILOCO, rows.DILOCO.start, 0))
     plan = job.method.plan
     rate = sum(plan.batch[i] * plan.sequence / job.fleet.step_s(i, plan.batch[i], plan.sequence, job.flops_per_token) for i in range(job.n))
     tokens = [tokens_to(Curve.of(cell), target) for cell in diloco]
@@ -129,7 +129,7 @@ def _found(f: Found) -> dict[str, Any]:
 
 
 def _facts(study: Study, target: float) -> dict[str, Any]:
-    job = resolve(study.config(rows.DILOCO, {}, 0))
+    job = resolve(study.config(rows.DILOCO, rows.DILOCO.start, 0))
     if target != target:
         raise RunFailed("DiLoCo's loss is not a number, so there is no target: see its cells")
     return {
