@@ -24,10 +24,11 @@ def main(out: Path, configs: list[Path]) -> None:
         for config in configs:
             job = resolve(load([config]))
             group.all_equal({"configuration": job.run_id})
-            body = job.body(group.me, job.corpus())
+            body = job.body(group.me, job.corpus(), job.pace_s(group.me))
             state = job.first_state(group.me, master(parameters_of(body.model)))
             state, account = run(peer(job.seat(group.me), state), body, None, group)
             results[config.stem] = {"sha256": sha256(state.x), "sent": account.bytes_sent, "received": account.bytes_received}
+            results[config.stem] |= {"straggler_idle_s": account.seconds.get("straggler_idle", 0.0), "wall_s": account.wall_s}
         me = group.me
     (out / f"worker-{me}.json").write_text(json.dumps(results))
 

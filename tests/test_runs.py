@@ -27,11 +27,16 @@ HERE = Path(__file__).parent
 METHODS: dict[str, dict[str, object]] = {
     "diloco": {"method__name": "diloco"},
     "geomesh": {"method__name": "geomesh", "plan__name": '"proportional"', "plan__steps": 4},
+    "awb": {"method__name": "geomesh", "plan__name": '"awb"', "plan__steps": 4, "plan__batch_max": 6},
+    "shard_overlap": {
+        "method__name": "geomesh", "plan__name": '"awb"', "plan__steps": 4, "plan__batch_max": 6, "plan__carry": "true",
+        "method__exchange": '"shard"', "method__overlap": 0.5, "method__error_feedback": '"both"',
+    },
     "gasloc": {"method__name": "gasloc", "plan__name": '"proportional"', "plan__steps": 4},
     "dadam": {"method__name": "dadam", "run__rounds": 2, "method__topology": "two_peer"},
     "ddp": {"method__name": "ddp", "run__rounds": 2},
     "sparse_loco": {"method__name": "sparse_loco"},
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -54,7 +59,7 @@ def quiet_run(sets: list[str], out: Path) -> dict:
     return summary(simulate(resolve(load([], sets)), out, quiet=True).path)
 
 
-@pytest.mark.parametrize(("n", "names"), [(4, list(METHODS)), (2, ["diloco", "geomesh", "gasloc", "dadam"])])
+@pytest.mark.parametrize(("n", "names"), [(4, list(METHODS)), (2, ["diloco", "geomesh", "shard_overlap", "gasloc", "dadam"])])
 def test_real_processes_end_with_the_bits_of_the_simulation(n: int, names: list[str], text: Path, tmp_path: Path) -> None:
     configs = []
     for name in names:
