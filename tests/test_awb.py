@@ -101,6 +101,13 @@ def test_the_continuous_optimum_solves_its_equation(workers: list[tuple[float, i
     assert total == pytest.approx(sequences, rel=1e-6)
 
 
+@given(FLEETS, st.integers(1, 1000))
+def test_whole_steps_never_gain(workers: list[tuple[float, int, float]], sequences: int) -> None:
+    """Also where more tokens are planned than asked for, since nobody takes less than a step."""
+    balanced = solved(workers, sequences)
+    assert balanced.loss >= 0.0 and balanced.round_s >= balanced.ideal_s * (1 - 1e-9)
+
+
 def test_the_loss_of_whole_steps_is_told() -> None:
     """Two workers, 3 : 2 in speed, 5 steps in a round: 3 and 2 lose nothing, and 4 steps in all cannot be cut so."""
     assert solved([(2.0, 1, 0.0), (3.0, 1, 0.0)], 5).loss == pytest.approx(0.0)

@@ -151,9 +151,13 @@ def test_a_cell_is_run_once(text: Path, tmp_path: Path, runs: list[Config]) -> N
     assert found[0].summary == json.loads((want.path / "summary.json").read_text())
     assert run_cells([a, b], cells=tmp_path / "cells", work=tmp_path / "work") == [found[1], found[0]]
     assert len(runs) == 2
-    (tmp_path / "cells" / f"{found[0].hash}.json").write_text('{"hash": ')
-    with pytest.raises(BadInput, match="damaged"):
-        run_cells([b], cells=tmp_path / "cells", work=tmp_path / "work")
+    file = tmp_path / "cells" / f"{found[0].hash}.json"
+    whole = json.loads(file.read_text())
+    lost: list[dict[str, Any]] = [{"versions": {}}, {"summary": {}}, {"seconds": "soon"}, {"curve": [[1]]}]
+    for text_of_it in ('{"hash": ', "[]", *(json.dumps(whole | part) for part in lost)):
+        file.write_text(text_of_it)
+        with pytest.raises(BadInput, match="damaged"):
+            run_cells([b], cells=tmp_path / "cells", work=tmp_path / "work")
 
 
 def test_an_interrupted_grid_goes_on_where_it_was(text: Path, tmp_path: Path, runs: list[Config], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gossamer.core.errors import BadInput
 from gossamer.core.plan import Plan, proportional, uniform
+from gossamer.recipes import Setting, dadam, ddp, diloco, halos
 
 SPEEDS = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=20)
 
@@ -88,3 +89,28 @@ def test_exact_steps_fit_the_plan() -> None:
         Plan((3, 4), (2, 2), 8, exact=(3.5,))
     with pytest.raises(BadInput, match="1 or more"):
         Plan((3, 4), (2, 2), 8, exact=(3.5, 0.5))
+
+
+@given(st.lists(st.tuples(st.floats(1.0, 50.0), st.integers(1, 9)), min_size=1, max_size=6), st.integers(0, 40))
+def test_tokens_of_carried_steps_are_those_of_the_rounds(workers: list[tuple[float, int]], rounds: int) -> None:
+    exact, batch = zip(*workers, strict=True)
+    plan = Plan((1,) * len(exact), batch, 8, exact=exact)
+    assert plan.tokens_before(rounds) == sum(plan.at(t).tokens_per_round for t in range(rounds))
+    assert Plan((2,) * len(exact), batch, 8).tokens_before(rounds) == rounds * 2 * sum(batch) * 8
+
+
+def test_a_schedule_ends_with_the_tokens_of_carried_steps() -> None:
+    """Not with those of the rounded plan, which may be far from them where batches are unlike."""
+    plan = Plan((1, 4), (4, 8), 16, exact=(1.5, 4.25))
+    method = diloco(Setting(plan, rounds=40))
+    assert method.total_tokens == plan.tokens_before(40) == 40 * 640 != 40 * plan.tokens_per_round
+
+
+@pytest.mark.parametrize("make", [ddp, dadam])
+def test_one_step_a_round_is_one_where_steps_are_carried(make: Any) -> None:
+    method = make(Setting(Plan((3, 3, 3), (2, 2, 2), 16, exact=(3.0, 3.0, 3.0)), rounds=4))
+    assert method.rounds == 12 and all(method.plan.at(t).steps == (1, 1, 1) for t in range(12))
+
+
+def test_a_block_of_halos_is_what_its_speed_says_where_steps_are_carried() -> None:
+    assert halos(Setting(Plan((3, 3), (2, 2), 16, exact=(3.5, 2.5)), rounds=4)).plan.at(5).steps == (8, 8)

@@ -109,6 +109,28 @@ def test_a_batch_that_does_not_fit_is_told() -> None:
     assert "does not fit" not in next(line for line in text.splitlines() if "memory, H100 80GB" in line)
 
 
+def test_a_model_that_does_not_fit_at_all_is_told_without_useless_advice(tmp_path: Path) -> None:
+    site = '[[sites]]\nname = "a"\nregion = "a"\ngpu = "small"\nup_mbps = 100\ndown_mbps = 100\n'
+    (tmp_path / "small.toml").write_text("[gpus.small]\ntflops = 1.0\nmemory_gb = 0.00001\n" + site)
+    for name in ("uniform", "awb"):
+        text = printed(job(f"fleet.name={tmp_path / 'small.toml'}", f"plan.name={name}"))
+        line = next(line for line in text.splitlines() if "memory, small" in line)
+        assert "not even one sequence fits" in line and "micro_batch" not in line and "plan.batch" not in line
+
+
+def test_parts_that_fit_are_no_fault() -> None:
+    text = printed(job(*CHARGED, "method.name=diloco", "plan.micro_batch=1"))
+    line = next(line for line in text.splitlines() if "memory, L40S 48GB" in line)
+    assert "B does not fit, so 1 at a time" in line
+
+
+def test_carried_steps_are_told() -> None:
+    sets = (*CHARGED, "plan.name=awb", "plan.batch=6", "plan.batch_max=16", "plan.steps=3")
+    whole, carried = (printed(job(*sets, f"plan.carry={carry}")) for carry in ("false", "true"))
+    assert "gains back" in carried and "gains back" not in whole
+    assert "; +0 tokens a round from those asked for" in carried
+
+
 def thousand(path: Path) -> Path:
     kinds = ("A100 80GB", "L40S 48GB", "H100 80GB", "T4 16GB")
     sites = [

@@ -39,6 +39,10 @@ _LOCAL = {"name": None, "run": ("out", "threads_per_worker", "device")}
 """What leaves the result as it is: the label, the folder, threads and device."""
 
 
+_NEEDED = frozenset({"method", "tokens", "final_loss", "wall_s", "target_perplexity", "charged_as"})
+"""Of a summary: what tables look up."""
+
+
 @dataclass(frozen=True)
 class Cell:
     """What is kept of one run. `summary` and `curve` are None where it is missing (of another shard) or has failed."""
@@ -340,11 +344,14 @@ def read_cell(cells: Path, mark: str, config: Config) -> Cell | None:
         data = json.loads(path.read_text(encoding="utf-8"))
         if data["hash"] != mark:
             raise ValueError(f"it is that of {data['hash']}")
-        known = Cell(config, mark, seconds=data["seconds"], versions=dict(data["versions"]))
+        known = Cell(config, mark, seconds=float(data["seconds"]), versions={"torch": str(data["versions"]["torch"]), **data["versions"]})
         if "failed" in data:
             return dataclasses.replace(known, failed=str(data["failed"]))
         curve = [(float(tokens), float(s), math.nan if loss is None else float(loss)) for tokens, s, loss in data["curve"]]
-        return dataclasses.replace(known, summary=dict(data["summary"]), curve=curve)
+        summary = dict(data["summary"])
+        if missing := _NEEDED - summary.keys():
+            raise ValueError(f"its summary lacks {', '.join(sorted(missing))}")
+        return dataclasses.replace(known, summary=summary, curve=curve)
     except FileNotFoundError:
         return None
     except OSError as error:

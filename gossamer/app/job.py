@@ -191,7 +191,7 @@ class Job:
         slowdown, rounds = self.slowdown, self.method.rounds
         if slowdown is None or slowdown.worker != worker:
             return math.inf, 1.0
-        return float(slowdown.first_round(rounds) * self.method.plan.tokens_per_round), slowdown.factor
+        return float(self.method.plan.tokens_before(slowdown.first_round(rounds))), slowdown.factor
 
     def pace_s(self, worker: int, round: int = 0) -> float | None:
         """Seconds an inner step of `worker` takes in `round` of a real run, the fastest worker's being `clock.pace_s`; None: as fast as it
@@ -250,7 +250,7 @@ def _assemble(config: Config, fleet: Fleet, layout: Layout, charged: Charged) ->
     def method_of(plan: Plan) -> Method:
         setting = Setting(
             plan,
-            config.run.rounds or -(-(config.run.tokens or 0) // plan.tokens_per_round),
+            config.run.rounds or -(-(config.run.tokens or 0) // plan.usual_tokens),
             seed=config.seed,
             inner=_inner(config),
             schedule=schedule_named(config.schedule.name, config.schedule.given()),

@@ -80,7 +80,7 @@ def _workers(job: Job, seen: Forecast) -> Table:
 def _run_lines(job: Job, seen: Forecast) -> Iterator[str]:
     method, parameters = job.method, numel(job.layout)
     yield (
-        f"{method.rounds} rounds of {count(method.plan.tokens_per_round)} tokens: {count(method.total_tokens)} tokens, "
+        f"{method.rounds} rounds of {count(method.plan.usual_tokens)} tokens: {count(method.total_tokens)} tokens, "
         f"about {duration(seen.round_s * method.rounds)} of virtual time"
     )
     sent = method.exchange.sent_bytes(method.codec, job.layout, method.heard_by, job.n, HEADER_BYTES)
@@ -104,6 +104,7 @@ def _balance_lines(job: Job) -> Iterator[str]:
     yield (
         f"balance: compute plus unhidden exchange differ by {balanced.spread_s:.2f} s at most; {balanced.tokens_off:+,} tokens a round "
         f"from those asked for; whole steps cost {100 * balanced.loss:.1f} % of time a token against fractions of a step"
+        + (", which carrying them from round to round gains back" if p.carry else "")
     )
 
 
@@ -118,10 +119,13 @@ def _memory_lines(job: Job) -> Iterator[str]:
         text = f"memory, {site.gpu.name}: {memory.step_gb(site, batch * charged.sequence):.2f} of {site.limit_gb:g} GB ({known})"
         if fits is not None:
             text += f", at most B = {fits} with {100 * p.headroom:g} % kept free"
-            if fits < batch:
-                text += ": not even one sequence fits" if not fits else ": B does not fit"
-                cut = micro_batch(job.config, site, batch)
-                text += f", so {cut} at a time" if cut else ", so take it in parts (plan.micro_batch), or lower plan.batch"
+            cut = micro_batch(job.config, site, batch)
+            if not fits:
+                text += ": not even one sequence fits, so take shorter ones, or a smaller model"
+            elif fits < batch and (cut is None or cut > fits):
+                text += ": B does not fit, so take it in parts (plan.micro_batch), or lower plan.batch"
+            elif fits < batch:
+                text += f": B does not fit, so {cut} at a time"
         said[text] = None
     shown = list(said)[:_SHOWN]
     yield from shown

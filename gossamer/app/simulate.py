@@ -57,7 +57,7 @@ def simulate(job: Job, out: Path | None = None, resume: RunFolder | None = None,
         if found is None:
             raise BadInput(f"{resume.path} has no whole checkpoint to go on from: start a new run with --out")
         round0 = found
-        parts = [checkpoint.read_part(resume.checkpoints, round0, i) for i in range(job.n)]
+        parts = [checkpoint.read_part(resume.checkpoints, round0, i, job.device) for i in range(job.n)]
         for name in ("metrics.jsonl", "trace.jsonl"):
             resume.cut(name, round0)
         folder = resume

@@ -148,13 +148,13 @@ def _run(job: Job, group: Group, folder: RunFolder, corpus: Corpus, round0: int)
     start_s = 0.0
     mine = _Mine(folder, me)
     if round0:
-        state, kept, extra = checkpoint.read_part(folder.checkpoints, round0, me)
+        state, kept, extra = checkpoint.read_part(folder.checkpoints, round0, me, body.device)
         body.load_state(kept)
         start_s = extra["time_s"]
         for name in STREAMS:
             mine.folder.cut(name, round0)
     else:
-        state = job.first_state(me, master({k: p.cpu() for k, p in parameters_of(body.model).items()}))
+        state = job.first_state(me, master(parameters_of(body.model)))
     title = f"{job.title} on {job.fleet.name}"
     with Progress(job.method.rounds, title, quiet=me != 0, first_round=round0, first_tokens=state.tokens) as progress:
         hooks = NetHooks(job, group, folder, mine, corpus, progress)

@@ -28,7 +28,8 @@ def run(name: str, *, jobs: int, cells: Path, results: Path, docs: Path) -> None
         jobs: runs at a time.
         cells: the folder of cached runs.
         results: `<name>.json` is written here.
-        docs: the tables of `<name>.md` in this folder are filled in, where there is one, and figures go to its `figures`.
+        docs: the tables of `<name>.md` in this folder, and of the README.md beside it, are filled in where they are marked; figures go to
+            its `figures`.
 
     Raises:
         BadInput: an unknown bench.
@@ -55,12 +56,12 @@ def run(name: str, *, jobs: int, cells: Path, results: Path, docs: Path) -> None
     console.print(f"bench {name}: at most {runs} runs, {count(tokens)} tokens; two hours on two cores when none is cached", highlight=False)
     found = geomesh.bench(study)
     write_result(results / f"{name}.json", found)
-    page = docs / f"{name}.md"
-    if page.is_file():
+    pages = [page for page in (docs / f"{name}.md", docs.parent / "README.md") if page.is_file()]
+    for page in pages:
         write_atomically(page, tables.fill(page.read_text(encoding="utf-8"), found))
     figures = draw(found, docs / "figures", name)
     console.print(Markdown(tables.main_table(found)))
-    written = ", ".join(map(str, (results / f"{name}.json", page, *figures)))
+    written = ", ".join(map(str, (results / f"{name}.json", *pages, *figures)))
     console.print(f"written in {duration(time.monotonic() - begun_s)}: {written}", highlight=False)
 
 

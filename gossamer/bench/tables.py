@@ -104,24 +104,31 @@ HEAD = (
 )
 
 
+def floor_line(found: Content) -> list[str]:
+    """Perfect balance and no exchange, with DiLoCo's learning per token."""
+    to_target_s = mean(found["floor"]["to_target_s"])
+    minutes = number(None if to_target_s is None else to_target_s / 60, 2), number(found["floor"]["total_s"] / 60, 2)
+    return ["floor: perfect balance, no exchange, DiLoCo's learning", *minutes, DASH, DASH, DASH, "0", "0", "0", "100 %"]
+
+
 def main_table(found: Content) -> str:
     """Every tuned row, and the floor."""
     diloco = found["rows"]["diloco"]
     body = [line(row, diloco) for row in found["rows"].values()]
-    floor = mean(found["floor"]["to_target_s"])
-    body.append(
-        [
-            "floor: perfect balance, no exchange, DiLoCo's learning",
-            number(None if floor is None else floor / 60, 2),
-            number(found["floor"]["total_s"] / 60, 2),
-            *[DASH] * 3,
-            "0",
-            "0",
-            "0",
-            "100 %",
-        ]
-    )
+    body.append(floor_line(found))
     return markdown([h.format("DiLoCo") for h in HEAD], body)
+
+
+HEADLINE = ("ddp", "diloco", "halos", "awb", "css", "geomesh", "adamw", "adamw_overlap", "adamw_replan", "muon")
+
+
+def headline_table(found: Content) -> str:
+    """The rows that a newcomer wants to see."""
+    rows = found["rows"]
+    chosen = [0, 1, 3, 5, 6, 7, 8, 9]
+    body = [[cells[k] for k in chosen] for cells in (line(rows[key], rows["diloco"]) for key in HEADLINE if key in rows)]
+    body.append([floor_line(found)[k] for k in chosen])
+    return markdown([HEAD[k].format("DiLoCo") for k in chosen], body)
 
 
 def variants_table(found: Content) -> str:
@@ -215,6 +222,7 @@ def published_table(found: Content) -> str:
 
 
 TABLES = {
+    "headline": headline_table,
     "main": main_table,
     "published": published_table,
     "variants": variants_table,

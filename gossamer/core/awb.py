@@ -51,23 +51,20 @@ class Balance:
 
     @cached_property
     def ideal_s(self) -> float:
-        """The T of the continuous problem: sum_i max(1, (T - c_i) / t_i) B_i L = tokens, H_i any real number of 1 or more."""
-        return continuous(self.step_s, self.plan.batch, self.unhidden_s, self.tokens / self.plan.sequence)
+        """The length of a round of the plan's tokens with H_i any real number of 1 or more: the T of the continuous problem, sum_i
+        max(1, (T - c_i) / t_i) B_i L = tokens, or the longest single step with its exchange where that is later."""
+        at_s = continuous(self.step_s, self.plan.batch, self.unhidden_s, self.plan.tokens_per_round / self.plan.sequence)
+        return max(at_s, *(c + t for c, t in zip(self.unhidden_s, self.step_s, strict=True)))
 
     @property
     def loss(self) -> float:
-        """What whole steps cost: time per token of this plan over that of the continuous optimum, minus 1."""
-        ideal = sum(max(1.0, (self.ideal_s - c) / t) * b for t, b, c in self._columns()) * self.plan.sequence
-        ideal_s = max(self.ideal_s, *(c + t for t, _, c in self._columns()))
-        return (self.round_s / self.plan.tokens_per_round) / (ideal_s / ideal) - 1.0
+        """What whole steps cost: the round's length over that of the continuous optimum for the same tokens, minus 1; 0 or more."""
+        return max(0.0, self.round_s / self.ideal_s - 1.0)
 
     @property
     def tokens_off(self) -> int:
-        """Planned tokens a round, less those asked for."""
-        return self.plan.tokens_per_round - self.tokens
-
-    def _columns(self) -> zip[tuple[float, int, float]]:
-        return zip(self.step_s, self.plan.batch, self.unhidden_s, strict=True)
+        """Planned tokens a round (in the mean, where steps are carried), less those asked for."""
+        return self.plan.usual_tokens - self.tokens
 
 
 def balance(step_s: Sequence[float], batch: Sequence[int], unhidden_s: Sequence[float], tokens: int, sequence: int) -> Plan:

@@ -35,10 +35,11 @@ def normalised(weights: Mapping[int, float]) -> dict[int, float]:
 def combine(pieces: Sequence[Piece], codec: Codec, like: Tree) -> Tree:
     """sum of weight * decode(payload), in the order given (id order): multiply, then add.
 
-    Returns fresh float32 tensors of the shapes of `like`, for the names that the pieces carry; elements that no piece carries are zero.
+    Returns fresh float32 tensors of the shapes of `like`, on its device, for the names that the pieces carry; elements that no piece
+    carries are zero.
     """
     names = dict.fromkeys(part.name for piece in pieces for part in piece.layout)
-    acc = {name: torch.zeros(like[name].shape, dtype=torch.float32) for name in names}
+    acc = {name: torch.zeros(like[name].shape, dtype=torch.float32, device=like[name].device) for name in names}
     for piece in pieces:
         if piece.weight:
             codec.accumulate(piece.payload, piece.layout, acc, piece.weight)

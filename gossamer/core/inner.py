@@ -26,6 +26,7 @@ from torch.nn import Parameter
 
 from gossamer.core.errors import BadInput
 from gossamer.core.schedule import named
+from gossamer.core.tree import squares
 
 Named: TypeAlias = Mapping[str, Parameter]
 
@@ -292,26 +293,13 @@ def clip_(grads: Sequence[Tensor], limit: float) -> Tensor:
     The squares are summed in float64, so that replicas which hold the same mean gradient take the same step. No host synchronisation on
     an accelerator. A norm that is not finite makes the gradients NaN, which the guard of the outer step refuses and names.
     """
-    if all(g.is_cpu for g in grads):
-        total = sum(_square(g) for g in grads)
-        norm = torch.tensor(math.sqrt(total) if total >= 0 else math.nan, dtype=torch.float64)
-        scale = (limit / (norm + 1e-6)).clamp(max=1.0)
-        if float(scale) != 1.0:
-            torch._foreach_mul_(list(grads), float(scale))
-    else:
-        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(grads), 2, torch.float64)), dtype=torch.float64)
-        scale = (limit / (norm + 1e-6)).clamp(max=1.0)
+    norm = squares(grads).sqrt()
+    scale = (limit / (norm + 1e-6)).clamp(max=1.0)
+    if not norm.is_cpu:
         torch._foreach_mul_(list(grads), scale.to(torch.float32))
+    elif float(scale) != 1.0:
+        torch._foreach_mul_(list(grads), float(scale))
     return norm
-
-
-def _square(g: Tensor) -> float:
-    """Sum of squares in float64, in pieces that stay in the cache: a whole float64 copy would be five times slower."""
-    total = 0.0
-    for piece in torch.split(g.reshape(-1), 1 << 14):
-        wide = piece.double()
-        total += float(torch.dot(wide, wide))
-    return total
 
 
 def _groups(params: Named, lr: float, weight_decay: float) -> list[dict[str, Any]]:

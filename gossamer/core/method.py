@@ -86,7 +86,7 @@ class Method:
     @property
     def total_tokens(self) -> int:
         """Planned tokens of the whole run: what the schedule runs over."""
-        return self.rounds * self.plan.tokens_per_round
+        return self.rounds * self.plan.usual_tokens
 
     def __post_init__(self) -> None:
         if not 1 <= self.rounds <= MAX_ROUNDS:

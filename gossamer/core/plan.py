@@ -76,6 +76,22 @@ class Plan:
         """Tokens of a round of all workers, in the mean over rounds."""
         return sum(h * b for h, b in zip(self.mean_steps, self.batch, strict=True)) * self.sequence
 
+    @property
+    def usual_tokens(self) -> int:
+        """`mean_tokens` to the nearest whole token: `tokens_per_round`, unless what is left of steps is carried.
+
+        >>> plan = Plan((2, 1), (8, 4), 64, exact=(1.75, 1.25))
+        >>> plan.tokens_per_round, plan.usual_tokens
+        (1280, 1216)
+        """
+        return round(self.mean_tokens) if self.exact else self.tokens_per_round
+
+    def tokens_before(self, round: int) -> int:
+        """Tokens of all workers in the rounds before `round`."""
+        if not self.exact:
+            return round * self.tokens_per_round
+        return sum(math.floor(h * round + 0.5) * b for h, b in zip(self.exact, self.batch, strict=True)) * self.sequence
+
     def tokens(self, i: int) -> int:
         """n_i = H_i * B_i * L: tokens that worker i consumes in a round."""
         return self.steps[i] * self.batch[i] * self.sequence

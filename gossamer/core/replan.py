@@ -105,7 +105,7 @@ class Replan:
         if not all(step_s):
             return Decision(replace(planned, step_s=step_s), None)
         present = planned.at(since, first)
-        asked = step_s, present.batch, self.unhidden_s or (0.0,) * first.n, first.tokens_per_round, present.sequence
+        asked = step_s, present.batch, self.unhidden_s or (0.0,) * first.n, first.usual_tokens, present.sequence
         best = balance(*asked)
         if first.exact:
             best = replace(best, exact=real_steps(*asked))

@@ -12,7 +12,7 @@ range of which tensor a payload carries, in which order: the whole model, one sh
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -48,6 +48,9 @@ class Part:
 
 
 Layout: TypeAlias = tuple[Part, ...]
+
+_PIECE = 1 << 14
+"""Elements that are squared in one go: 128 KiB of float64 stay in a cache."""
 
 
 def layout_of(tree: Mapping[str, Tensor], by_row: Collection[str] = ()) -> Layout:
@@ -97,10 +100,45 @@ def rounded(x: Mapping[str, Tensor], y: Mapping[str, Tensor]) -> Tree:
     return {k: v if y[k].dtype == v.dtype else v.to(y[k].dtype).to(torch.float32) for k, v in x.items()}
 
 
-def _words(t: Tensor) -> np.ndarray:
-    raw = t.detach().contiguous().cpu().view(-1).view(torch.uint8).numpy()
-    pad = -raw.size % 8
-    return (np.concatenate([raw, np.zeros(pad, np.uint8)]) if pad else raw).view(np.uint64)
+def squares(tensors: Sequence[Tensor]) -> Tensor:
+    """The sum of the squares of all elements of `tensors`, summed in float64: a scalar, on the device of the tensors.
+
+    On the CPU in pieces that stay in the cache: a float64 copy of a whole tensor would be several times slower.
+    """
+    if any(not t.is_cpu for t in tensors):
+        return torch.stack(torch._foreach_norm(list(tensors), 2, torch.float64)).square().sum()
+    return torch.tensor(sum(_square(t) for t in tensors), dtype=torch.float64)
+
+
+def _square(t: Tensor) -> float:
+    total = 0.0
+    for piece in torch.split(t.detach().reshape(-1), _PIECE):
+        wide = piece.double()
+        total += float(torch.dot(wide, wide))
+    return total
+
+
+def _bytes(t: Tensor) -> Tensor:
+    return t.detach().contiguous().view(-1).view(torch.uint8)
+
+
+def _mark(t: Tensor) -> bytes:
+    """Sum and exclusive or of the 64-bit words of `t`, the last filled up with zeros. On an accelerator they are formed there."""
+    raw = _bytes(t)
+    pad = -raw.numel() % 8
+    if pad or raw.storage_offset() % 8:
+        raw = torch.cat([raw, raw.new_zeros(pad)])
+    words = raw.view(torch.int64)
+    if not words.numel():
+        return b""
+    if words.is_cpu:
+        host = words.numpy()
+        return bytes(np.add.reduce(host).tobytes() + np.bitwise_xor.reduce(host).tobytes())
+    total = words.sum()
+    while (half := words.numel() // 2) > 0:
+        rest, words = words[2 * half :], words[:half] ^ words[half : 2 * half]
+        words[: rest.numel()] ^= rest
+    return bytes(torch.stack([total, words[0]]).cpu().numpy())
 
 
 def digest(*trees: Mapping[str, Tensor]) -> int:
@@ -108,9 +146,8 @@ def digest(*trees: Mapping[str, Tensor]) -> int:
     h = hashlib.blake2b(digest_size=8)
     for tree in trees:
         for name, t in tree.items():
-            words = _words(t)
             h.update(name.encode())
-            h.update(np.add.reduce(words).tobytes() + np.bitwise_xor.reduce(words).tobytes() if words.size else b"")
+            h.update(_mark(t))
     return int.from_bytes(h.digest(), "little")
 
 
@@ -119,7 +156,7 @@ def sha256(tree: Mapping[str, Tensor]) -> str:
     h = hashlib.sha256()
     for name, t in tree.items():
         h.update(f"{name}{tuple(t.shape)}{t.dtype}".encode())
-        h.update(t.detach().contiguous().cpu().view(-1).view(torch.uint8).numpy().data)
+        h.update(_bytes(t).cpu().numpy().data)
     return h.hexdigest()
 
 

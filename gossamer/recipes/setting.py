@@ -54,7 +54,7 @@ class Setting:
         steps = self.plan.steps[0]
         if any(h != steps for h in self.plan.steps):
             raise BadInput(f"{method} exchanges at every step, so all workers take equally many: use plan 'uniform', not {self.plan.steps}")
-        return replace(self, plan=replace(self.plan, steps=(1,) * self.n), rounds=self.rounds * steps)
+        return replace(self, plan=replace(self.plan, steps=(1,) * self.n, exact=()), rounds=self.rounds * steps)
 
 
 ADAMW = AdamW(lr=2e-3)

@@ -40,7 +40,7 @@ def halos(
         raise BadInput(f"block is {block}: the fastest worker takes 1 inner step or more between pull and push (8 is published)")
     fastest = max(setting.speeds, default=1.0)
     relative = [v / fastest for v in setting.speeds] or [1.0] * setting.n
-    plan = replace(setting.plan, steps=tuple(max(1, math.ceil(block * v - 1e-9)) for v in relative))
+    plan = replace(setting.plan, steps=tuple(max(1, math.ceil(block * v - 1e-9)) for v in relative), exact=())
     blocks_per_round = setting.plan.tokens_per_round / plan.tokens_per_round
     return Method(
         name="halos",

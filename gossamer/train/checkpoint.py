@@ -35,6 +35,7 @@ from gossamer.worker.packet import Header, Packet, unseal
 from gossamer.worker.state import Met, Pending, State, Stream
 
 FORMAT = 2
+_CPU = torch.device("cpu")
 MANIFEST = "manifest.json"
 _ROUND = re.compile(r"round-(\d{6,})")
 _log = logging.getLogger(__name__)
@@ -84,8 +85,11 @@ def write_part(folder: Path, round: int, worker: int, state: State, body: Mappin
     return sha
 
 
-def read_part(folder: Path, round: int, worker: int) -> Part:
+def read_part(folder: Path, round: int, worker: int, device: torch.device = _CPU) -> Part:
     """One worker's part of a closed round, verified against the manifest. Bit for bit what was written.
+
+    Args:
+        device: where the trees of the state come to be: that of the worker's model. Packets, and what the body kept, are on the CPU.
 
     Raises:
         RunFailed: no such round or worker, or a damaged part.
@@ -107,7 +111,7 @@ def read_part(folder: Path, round: int, worker: int) -> Part:
         )
     values = about["body"]["values"]
     body = {k: values[k] if k in values else tensors[f"body/{k}"] for k in about["body"]["order"]}
-    return Part(_unpack_state(about["state"], tensors), body, about["extra"])
+    return Part(_unpack_state(about["state"], tensors, device), body, about["extra"])
 
 
 def close(
@@ -214,9 +218,9 @@ def _pack_stream(stream: Stream, name: str, tensors: dict[str, Tensor]) -> dict[
     return packed
 
 
-def _unpack_state(packed: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> State:
+def _unpack_state(packed: Mapping[str, Any], tensors: Mapping[str, Tensor], device: torch.device) -> State:
     def tree(prefix: str, names: list[str]) -> Tree:
-        return {name: tensors[f"{prefix}/{name}"] for name in names}
+        return {name: tensors[f"{prefix}/{name}"].to(device) for name in names}
 
     def optional(name: str) -> Tree | None:
         return None if packed[name] is None else tree(name, packed[name])
@@ -230,12 +234,12 @@ def _unpack_state(packed: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> S
         mean_residual=optional("mean_residual"),
         others=tree("others", packed["others"]),
         local=tree("local", packed["local"]),
-        streams=[_unpack_stream(stream, str(p), tensors) for p, stream in enumerate(packed["streams"])],
+        streams=[_unpack_stream(stream, str(p), tensors, device) for p, stream in enumerate(packed["streams"])],
         planned=_unpack_planned(packed.get("planned", {})),
     )
 
 
-def _unpack_stream(packed: Mapping[str, Any], name: str, tensors: Mapping[str, Tensor]) -> Stream:
+def _unpack_stream(packed: Mapping[str, Any], name: str, tensors: Mapping[str, Tensor], device: torch.device) -> Stream:
     def packet(at: str, about: Mapping[str, Any]) -> Packet:
         data = tensors.get(at)
         return Packet(Header(*about["header"]), about["nbytes"], None) if data is None else unseal(data)
@@ -245,7 +249,7 @@ def _unpack_stream(packed: Mapping[str, Any], name: str, tensors: Mapping[str, T
         own = {int(s): packet(f"own/{name}/{s}", about) for s, about in p["own"].items()}
         if m := p["met"]:
             met = Met(packet(f"mean/{name}", m["mean"]), dict(m["weights"]), tuple(m["refused"]), dict(m["step_s"]))
-        pending = Pending(p["round"], own, {k: tensors[f"y/{k}"] for k in p["y"]}, met)
+        pending = Pending(p["round"], own, {k: tensors[f"y/{k}"].to(device) for k in p["y"]}, met)
     return Stream(packed["norms"], packed["tokens"], pending)
 
 
@@ -261,11 +265,12 @@ def _unpack_planned(packed: Mapping[str, Any]) -> Planned:
 
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The file format takes contiguous tensors of separate memory: where two share it (a tree kept twice), the second is copied."""
+    """The file format takes contiguous tensors of separate memory, here on the CPU: where two share it (a tree kept twice), the second
+    is copied."""
     out: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, t in tensors.items():
-        t = t.detach()
+        t = t.detach().cpu()
         place = t.untyped_storage().data_ptr()
         if place in seen or not t.is_contiguous() or t.untyped_storage().nbytes() != t.numel() * t.element_size():
             t = t.clone(memory_format=torch.contiguous_format)

@@ -22,7 +22,7 @@ import torch
 from gossamer.core.errors import RunFailed
 from gossamer.core.outer import drift
 from gossamer.core.tiers import Tiers
-from gossamer.core.tree import Tree, digest, map_tree, master
+from gossamer.core.tree import Tree, digest, map_tree, master, squares
 from gossamer.worker.effects import (
     Boundary,
     Compute,
@@ -82,8 +82,7 @@ def client(seat: Seat, state: State) -> Program:
         D, norm, refused = {}, 0.0, False
         if done.tree:
             D = drift(state.x, done.tree)
-            squares = torch.stack([torch.linalg.vector_norm(d, dtype=torch.float64) ** 2 for d in D.values()]).sum()
-            norm = float((yield SiteSum(squares)).sqrt())
+            norm = float((yield SiteSum(squares(list(D.values())))).sqrt())
             refused = method.guard.refuses(norm, stream.norms)
             if refused:
                 D = map_tree(torch.zeros_like, D)

@@ -14,7 +14,7 @@ from torch import Tensor
 from gossamer.core.codec import write
 from gossamer.core.combine import Piece
 from gossamer.core.outer import OuterState, drift
-from gossamer.core.tree import Layout, Tree, digest, map_tree, master, rounded
+from gossamer.core.tree import Layout, Tree, digest, map_tree, master, rounded, squares
 from gossamer.worker.effects import Compute, Done, Effect, Load, Ready, Reply, SiteSum, Span, Work
 from gossamer.worker.exchange import Heard, Own, plan_of, ready_targets
 from gossamer.worker.packet import HEADER_BYTES, REFUSED, blank
@@ -140,8 +140,7 @@ def _judge(part: Seat, state: State, y: Tree) -> Generator[Effect, Reply, tuple[
         return {}, False, 0.0
     method, stream = part.method, state.streams[part.fragment]
     D = master(y) if method.outer.says == "gradient" else drift(part.part_of(state.x), y)
-    squares = torch.stack([torch.linalg.vector_norm(d, dtype=torch.float64) ** 2 for d in D.values()]).sum()
-    norm = float((yield SiteSum(squares)).sqrt())
+    norm = float((yield SiteSum(squares(list(D.values())))).sqrt())
     yield Span("encode", 0)
     if not method.guard.refuses(norm, stream.norms):
         stream.norms = method.guard.remember(norm, stream.norms)

@@ -147,17 +147,18 @@ def to_read(codec: PartCodec, payload: Tensor, layout: Layout) -> Iterator[tuple
 
 
 def decoding(codec: PartCodec, payload: Tensor, layout: Layout, acc: Tree) -> Iterator[tuple[Part, Bytes, Floats]]:
-    """(part, its bytes, the values to add to in place) for each part. What is not on the CPU is copied there and back.
+    """(part, its bytes, the values to add to in place) for each part. What is added to a tensor elsewhere is gathered here, then added
+    there, once: the codec adds to -0.0, which changes nothing, the sign of a zero included.
 
     Raises:
         BadInput: a tensor is missing, of another dtype or size; `payload` is not nbytes(layout) contiguous bytes.
     """
     for part, raw in to_read(codec, payload, layout):
         target = range_of(acc, part)
-        host = target.cpu()
+        host = target if target.is_cpu else torch.full(target.shape, -0.0, dtype=torch.float32)
         yield part, raw, host.numpy()
-        if target.device.type != "cpu":
-            target.copy_(host)
+        if not target.is_cpu:
+            target.add_(host.to(target.device))
 
 
 def add_scaled(target: Floats, values: Floats, weight: np.float32) -> None:
