@@ -65,6 +65,23 @@ def test_the_table_has_the_methods_as_they_would_run() -> None:
     assert rows["GeoMesh + overlap"].forecast.network < rows["GeoMesh"].forecast.network
 
 
+def test_the_choice_says_what_to_set() -> None:
+    j = job(*CHARGED)
+    best = choice(others(j, Net(j.fleet)))
+    assert "Its settings: " + " ".join(f"--set {s}" for s in best.settings) in printed(j)
+    assert forecast(job(*CHARGED, *best.settings)) == best.forecast
+
+
+def test_measured_step_times_beside_a_bigger_model_are_pointed_out(tmp_path: Path) -> None:
+    sites = tmp_path / "measured.toml"
+    sites.write_text(
+        'name = "measured"\n[[sites]]\nname = "a"\nregion = "a"\ngpu = "A100 80GB"\nup_mbps = 100\ndown_mbps = 100\n'
+        "step_s = [[64, 0.1], [128, 0.2]]\n"
+    )
+    assert "the step times of 1 of 1 sites are measured" in printed(job(*CHARGED, f"fleet.name={sites}"))
+    assert "are measured" not in printed(job(f"fleet.name={sites}")) and "are measured" not in printed(job(*CHARGED))
+
+
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_few_workers_have_all_methods_too(n: int) -> None:
     j = job(f"fleet.name=uniform-{n}")

@@ -14,6 +14,7 @@ from small_runs import corpus, flags, settings
 from toy import ToyBody
 
 from gossamer.app import fleets
+from gossamer.app.compare import check_comparable
 from gossamer.app.config import load
 from gossamer.app.job import resolve
 from gossamer.app.timing import time_only
@@ -212,3 +213,15 @@ def test_real_runs_and_checkpoints_are_refused(text: Path, tmp_path: Path, capsy
 def test_every_fleet_can_be_planned(fleet: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--set", "method.name=halos", "--set", f"fleet.name={fleet}"]) == 0
     assert "a worker sends" in capsys.readouterr().out
+
+
+def test_blocks_that_do_not_fit_the_tokens_of_other_methods_are_told() -> None:
+    """Equal plans and rounds would not make them comparable, so that is not what is asked for."""
+    few = ("plan.steps=1", "fleet.name=uniform-2")
+    for rounds, fits in ((1, False), (80, True)):
+        jobs = [resolve(load([], [f"method.name={name}", f"run.rounds={rounds}", *few])) for name in ("diloco", "halos")]
+        if fits:
+            check_comparable(jobs)
+        else:
+            with pytest.raises(BadInput, match="more rounds, since halos takes whole blocks"):
+                check_comparable(jobs)

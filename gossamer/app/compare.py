@@ -87,7 +87,13 @@ def check_comparable(jobs: Sequence[Job]) -> None:
                 )
         ours, theirs = first.method.total_tokens, job.method.total_tokens
         if abs(ours - theirs) > 0.02 * ours:
-            raise BadInput(f"{first.title} trains on {ours:,} tokens and {job.title} on {theirs:,}: give both the same plan and rounds")
+            blocks = next((j.title for j in (first, job) if j.method.tiers), None)
+            remedy = (
+                f"more rounds, since {blocks} takes whole blocks of its own (or a smaller method.block)"
+                if blocks
+                else "the same plan and rounds"
+            )
+            raise BadInput(f"{first.title} trains on {ours:,} tokens and {job.title} on {theirs:,}: give both {remedy}")
 
 
 def _short(value: object) -> str:

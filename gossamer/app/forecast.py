@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from gossamer.app.job import Job
@@ -86,6 +86,8 @@ class Row:
     plan: str
     forecast: Forecast
     time_s: float
+    settings: tuple[str, ...] = ()
+    """What to set to have it; nothing where it is the configuration itself."""
 
 
 _OTHERS: tuple[tuple[str, str, dict[str, Option], str], ...] = (
@@ -110,7 +112,9 @@ def others(job: Job, net: Net) -> list[Row]:
             other = job.variant(config)
         except BadInput:
             continue
-        rows.append(row(other, label, plan, forecast(other, net), job.method.total_tokens))
+        found = row(other, label, plan, forecast(other, net), job.method.total_tokens)
+        asked = {"method.name": name, **{f"method.{key}": value for key, value in options.items()}, "plan.name": plan}
+        rows.append(replace(found, settings=tuple(f"{key}={value}" for key, value in asked.items())))
     return rows
 
 

@@ -39,8 +39,17 @@ def show(job: Job, console: Console, seen: Forecast) -> None:
     console.print(_workers(job, seen))
     if job.n > _SHOWN:
         console.print(f"... and {job.n - _SHOWN} more workers")
-    for line in (*_run_lines(job, seen), *_balance_lines(job), *_memory_lines(job), *_outer_lines(job)):
+    for line in (*_measured_lines(job), *_run_lines(job, seen), *_balance_lines(job), *_memory_lines(job), *_outer_lines(job)):
         console.print(line, highlight=False)
+
+
+def _measured_lines(job: Job) -> Iterator[str]:
+    measured = sum(bool(site.step_s) for site in job.fleet.sites)
+    if measured and job.charged_as:
+        yield (
+            f"note: the step times of {measured} of {len(job.fleet.sites)} sites are measured, and stay those of the model that was "
+            f"profiled; bytes and outer state are those of {job.charged_as}. For one model in all, leave the clock's charge out"
+        )
 
 
 def _table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
@@ -172,4 +181,5 @@ def verdict(rows: Sequence[Row], tokens: int) -> str:
         f"Choice: {best.label} with plan {best.plan}, {duration(best.time_s)} for {count(tokens)} tokens{less}: its workers compute "
         f"{100 * f.utilisation:.1f} % of the time, wait {100 * f.straggler:.1f} % for slower ones and {100 * f.network:.1f} % for the "
         "network. This is time alone: what a method learns per token is not predicted, gossamer compare shows it."
+        + ("\nIts settings: " + " ".join(f"--set {s}" for s in best.settings) if best.settings else "")
     )
