@@ -219,6 +219,7 @@ def failing(kind: Callable[[], BaseException], monkeypatch: pytest.MonkeyPatch, 
 def test_a_failed_run_is_a_failed_cell(text: Path, tmp_path: Path, runs: list[Config], monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     failing(lambda: RunFailed("replicas drifted apart"), monkeypatch, runs)
     (tmp_path / "a.toml").write_text(dump(load([], small(text))))
+    monkeypatch.chdir(tmp_path)  # away from the cells of the repository
     arguments = ["compare", str(tmp_path / "a.toml"), "--seeds", "3", "--out", str(tmp_path / "out"), "--set", "run.rounds=1"]
     for time in range(2):
         assert main(arguments) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from matplotlib.figure import Figure
 
 from gossamer.bench.curve import Curve, time_to
 
-SHOWN = ("ddp", "diloco", "diloco_int8", "halos", "awb", "css", "geomesh", "overlap", "muon")
+SHOWN = ("ddp", "diloco", "diloco_int8", "halos", "awb", "css", "geomesh", "overlap", "adamw", "adamw_replan", "muon")
+_COLOURS = {key: f"C{k}" if k < 10 else "black" for k, key in enumerate(SHOWN)}
 IDLE = ("compute", "straggler idle", "network idle")
 
 
@@ -29,9 +31,9 @@ def _mean(row: Mapping[str, Any]) -> Curve:
 
 
 def _axes(title: str, x: str, y: str) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(7.2, 4.4), layout="constrained")
+    figure = Figure(figsize=(7.2, 5.2), layout="constrained")
     axes: Axes = figure.subplots()
-    axes.set_title(title, fontsize=10, loc="left")
+    axes.set_title(textwrap.fill(title, 90), fontsize=9, loc="left")
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.grid(alpha=0.25)
@@ -44,10 +46,10 @@ def loss_against_time(found: Mapping[str, Any]) -> Figure:
     for key in SHOWN:
         if key in found["rows"] and _curves(found["rows"][key]):
             curve = _mean(found["rows"][key])
-            axes.plot([t / 60 for t in curve.time_s], curve.loss, label=found["rows"][key]["title"], lw=1.6)
+            axes.plot([t / 60 for t in curve.time_s], curve.loss, label=found["rows"][key]["title"], lw=1.6, color=_COLOURS[key])
     axes.axhline(found["study"]["target_loss"], color="black", lw=0.8, ls=":", label="target")
     axes.set_xscale("log")
-    axes.legend(fontsize=7)
+    figure.legend(fontsize=7, loc="outside lower center", ncols=3)
     return figure
 
 
@@ -57,8 +59,8 @@ def loss_against_tokens(found: Mapping[str, Any]) -> Figure:
     for key in SHOWN:
         if key in found["rows"] and _curves(found["rows"][key]):
             curve = _mean(found["rows"][key])
-            axes.plot([t / 1e6 for t in curve.tokens], curve.loss, label=found["rows"][key]["title"], lw=1.6)
-    axes.legend(fontsize=7)
+            axes.plot([t / 1e6 for t in curve.tokens], curve.loss, label=found["rows"][key]["title"], lw=1.6, color=_COLOURS[key])
+    figure.legend(fontsize=7, loc="outside lower center", ncols=3)
     return figure
 
 
@@ -76,12 +78,12 @@ def speed_up(found: Mapping[str, Any]) -> Figure:
         pairs = [(x, time_to(diloco, x), time_to(curve, x)) for x in targets]
         known = [(x, a / b) for x, a, b in pairs if a is not None and b is not None and b > 0]
         if known:
-            axes.plot([x for x, _ in known], [r for _, r in known], label=row["title"], lw=1.6)
+            axes.plot([x for x, _ in known], [r for _, r in known], label=row["title"], lw=1.6, color=_COLOURS[key])
     axes.axvline(found["study"]["target_loss"], color="black", lw=0.8, ls=":")
     axes.axhline(1.0, color="black", lw=0.8)
     axes.set_yscale("log")
     axes.invert_xaxis()
-    axes.legend(fontsize=7)
+    figure.legend(fontsize=7, loc="outside lower center", ncols=3)
     return figure
 
 
@@ -99,7 +101,7 @@ def where_time_goes(found: Mapping[str, Any]) -> Figure:
             axes.barh(place, part, left=left, color=colour, label=name if place == 0 else None)
             left += part
     axes.set_yticks(range(len(rows)), [row["title"] for _, row in rows], fontsize=8)
-    axes.legend(fontsize=7, loc="lower right")
+    figure.legend(fontsize=7, loc="outside lower center", ncols=3)
     return figure
 
 
