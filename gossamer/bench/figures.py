@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +40,19 @@ def _axes(title: str, x: str, y: str) -> tuple[Figure, Axes]:
     return figure, axes
 
 
+def _shown(found: Mapping[str, Any]) -> Iterator[tuple[str, str, Curve]]:
+    """Title, colour and mean curve of each row that is drawn."""
+    for key in SHOWN:
+        row = found["rows"].get(key)
+        if row is not None and _curves(row):
+            yield row["title"], _COLOURS[key], _mean(row)
+
+
 def loss_against_time(found: Mapping[str, Any]) -> Figure:
     """Validation loss against virtual minutes."""
     figure, axes = _axes(found["study"]["title"], "virtual minutes (logarithmic)", "validation loss, nats")
-    for key in SHOWN:
-        if key in found["rows"] and _curves(found["rows"][key]):
-            curve = _mean(found["rows"][key])
-            axes.plot([t / 60 for t in curve.time_s], curve.loss, label=found["rows"][key]["title"], lw=1.6, color=_COLOURS[key])
+    for title, colour, curve in _shown(found):
+        axes.plot([t / 60 for t in curve.time_s], curve.loss, label=title, lw=1.6, color=colour)
     axes.axhline(found["study"]["target_loss"], color="black", lw=0.8, ls=":", label="target")
     axes.set_xscale("log")
     figure.legend(fontsize=7, loc="outside lower center", ncols=3)
@@ -56,10 +62,8 @@ def loss_against_time(found: Mapping[str, Any]) -> Figure:
 def loss_against_tokens(found: Mapping[str, Any]) -> Figure:
     """Validation loss against tokens: learning, without the clock."""
     figure, axes = _axes(found["study"]["title"], "tokens of all workers, millions", "validation loss, nats")
-    for key in SHOWN:
-        if key in found["rows"] and _curves(found["rows"][key]):
-            curve = _mean(found["rows"][key])
-            axes.plot([t / 1e6 for t in curve.tokens], curve.loss, label=found["rows"][key]["title"], lw=1.6, color=_COLOURS[key])
+    for title, colour, curve in _shown(found):
+        axes.plot([t / 1e6 for t in curve.tokens], curve.loss, label=title, lw=1.6, color=colour)
     figure.legend(fontsize=7, loc="outside lower center", ncols=3)
     return figure
 
@@ -70,15 +74,11 @@ def speed_up(found: Mapping[str, Any]) -> Figure:
     diloco = _mean(found["rows"]["diloco"])
     top, low = diloco.loss[0], diloco.loss[-1]
     targets = [top + (low - top) * k / 60 for k in range(1, 61)]
-    for key in SHOWN:
-        row = found["rows"].get(key)
-        if row is None or key == "diloco" or not _curves(row):
-            continue
-        curve = _mean(row)
+    for title, colour, curve in _shown(found):
         pairs = [(x, time_to(diloco, x), time_to(curve, x)) for x in targets]
         known = [(x, a / b) for x, a, b in pairs if a is not None and b is not None and b > 0]
-        if known:
-            axes.plot([x for x, _ in known], [r for _, r in known], label=row["title"], lw=1.6, color=_COLOURS[key])
+        if known and curve != diloco:
+            axes.plot([x for x, _ in known], [r for _, r in known], label=title, lw=1.6, color=colour)
     axes.axvline(found["study"]["target_loss"], color="black", lw=0.8, ls=":")
     axes.axhline(1.0, color="black", lw=0.8)
     axes.set_yscale("log")
