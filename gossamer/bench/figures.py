@@ -77,7 +77,7 @@ def speed_up(found: Mapping[str, Any]) -> Figure:
     for title, colour, curve in _shown(found):
         pairs = [(x, time_to(diloco, x), time_to(curve, x)) for x in targets]
         known = [(x, a / b) for x, a, b in pairs if a is not None and b is not None and b > 0]
-        if known and curve != diloco:
+        if known and title != found["rows"]["diloco"]["title"]:
             axes.plot([x for x, _ in known], [r for _, r in known], label=title, lw=1.6, color=colour)
     axes.axvline(found["study"]["target_loss"], color="black", lw=0.8, ls=":")
     axes.axhline(1.0, color="black", lw=0.8)
