@@ -21,9 +21,9 @@ ENV = {**os.environ, "PYTHONPATH": str(Path(net_toys.__file__).resolve().parent.
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the tether is Linux's")
 
 
-def shell(n: int, script: str, folder: Path, grace_s: float = 2.0) -> tuple[int, str]:
+def shell(n: int, script: str, folder: Path, grace_s: float = 2.0, rounds: bool = True) -> tuple[int, str]:
     said: list[str] = []
-    code = launch(n, ["sh", "-c", script], folder, env={"FOLDER": str(folder)}, say=said.append, grace_s=grace_s)
+    code = launch(n, ["sh", "-c", script], folder, env={"FOLDER": str(folder)}, say=said.append, grace_s=grace_s, rounds=rounds)
     return code, "\n".join(said)
 
 
@@ -94,6 +94,21 @@ def test_signals_are_passed_on(tmp_path: Path) -> None:
     code, said = shell(2, script, tmp_path)
     assert code == 143
     assert said == "stopping all workers at the end of a round; once more ends them at once"
+
+
+@pytest.mark.parametrize(("rounds", "end"), [(True, "kill -INT $$"), (False, "exit 130")])
+def test_a_stop_that_one_worker_did_not_hear_ends_it_too(rounds: bool, end: str, tmp_path: Path) -> None:
+    """Worker 1 has missed the signal, as it may while it starts. Worker 0 is gone: there is no round at whose end they could meet."""
+    script = f"""
+    if [ "$RANK" = 1 ]; then trap 'touch $FOLDER/told' INT; else trap 'trap - INT; {end}' INT; fi
+    touch $FOLDER/ready-$RANK
+    while [ ! -e $FOLDER/ready-0 ]; do sleep 0.02; done
+    [ "$RANK" = 1 ] && kill -INT $PPID
+    while true; do sleep 0.02; done
+    """
+    code, said = shell(2, script, tmp_path, rounds=rounds)
+    assert code == 130
+    assert said.startswith("stopping all workers") and ("round" in said) == rounds
 
 
 def test_a_second_signal_ends_all_at_once(tmp_path: Path) -> None:

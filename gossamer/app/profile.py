@@ -162,7 +162,7 @@ def launch_local(ask: Request, n: int) -> None:
         command += ["--batches", ",".join(map(str, ask.batches))]
     if ask.memory_limit_gb is not None:
         command += ["--memory-limit-gb", repr(ask.memory_limit_gb)]
-    code = launch(n, command, folder / "logs", env={"OMP_NUM_THREADS": str(ask.config.run.threads_per_worker)})
+    code = launch(n, command, folder / "logs", env={"OMP_NUM_THREADS": str(ask.config.run.threads_per_worker)}, rounds=False)
     if code in (1, 2):
         failure = f"a worker {'refused its input' if code == 2 else 'failed'}; its words are above, or in {folder / 'logs'}"
         raise BadInput(failure) if code == 2 else RunFailed(failure)

@@ -52,6 +52,8 @@ class _Fleet:
 
     children: list[_Child]
     store: Path
+    rounds: bool = True
+    """The workers stop together at the end of a round, when asked."""
     asked: int | None = None
     """The signal that asked for a stop."""
     at_once: bool = False
@@ -96,6 +98,12 @@ class _Fleet:
             return False
         return code not in (0, *_STOPPED)
 
+    @property
+    def parted(self) -> bool:
+        """A stop was asked for, and they will not come to it together: they have no rounds, or one ended while it was still starting."""
+        early = any(c.code in (-signal.SIGINT, -signal.SIGTERM) for c in self.children)
+        return self.asked is not None and (early or not self.rounds)
+
     def cause(self, i: Addr, timeout_s: float) -> Addr:
         """Worker i failed; whoever it failed for, once that one has ended."""
         marker = marker_of(self.store, i)
@@ -117,6 +125,7 @@ def launch(
     last_checkpoint: Callable[[], str | None] = lambda: None,
     say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
     grace_s: float = 10.0,
+    rounds: bool = True,
 ) -> int:
     """Runs `argv` n times, as workers 0 to n - 1 of one run, to their common end. No process of it is left when this returns.
 
@@ -129,13 +138,14 @@ def launch(
         last_checkpoint: what to go on from, in words, or None; asked when a worker has failed.
         say: shows a message.
         grace_s: how long the others may take to end by themselves.
+        rounds: False: the workers have no rounds to stop after; Ctrl-C ends them.
 
     Returns:
         An exit code: 0 all ended well, 1 a worker failed, 2 a worker was given bad input, 130 or 143 stopped by a signal.
     """
     log_dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="gossamer-") as folder:
-        fleet = _Fleet([], Path(folder) / "store")
+        fleet = _Fleet([], Path(folder) / "store", rounds)
         try:
             with handling(partial(_pass_on, fleet, say)):
                 for i in range(n):
@@ -167,6 +177,8 @@ def _start(i: Addr, n: int, argv: Sequence[str], log_dir: Path, store: Path, env
 def _supervise(fleet: _Fleet, last_checkpoint: Callable[[], str | None], say: Callable[[str], None], grace_s: float) -> int:
     while fleet.running:
         i = fleet.next_end(0.5)
+        if fleet.parted:
+            break
         if i is None or not fleet.failed(i):
             continue
         cause = fleet.cause(i, grace_s)
@@ -229,7 +241,7 @@ def _obituary(i: Addr, child: _Child, checkpoint: str | None) -> str:
 def _pass_on(fleet: _Fleet, say: Callable[[str], None], number: int) -> None:
     if fleet.asked is None:
         fleet.asked = number
-        say("stopping all workers at the end of a round; once more ends them at once")
+        say(f"stopping all workers{' at the end of a round' if fleet.rounds else ''}; once more ends them at once")
         fleet.tell(number)
     else:
         fleet.at_once = True
