@@ -213,6 +213,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         app(args=arguments, prog_name="gossamer")
     except SystemExit as done:
+        if _interrupted(done):  # typer says nothing of it
+            _say("interrupted")
         return done.code if isinstance(done.code, int) else int(done.code is not None)
     except (BadInput, RunFailed, OSError) as error:
         if os.environ.get("GOSSAMER_DEBUG") == "1":
@@ -223,6 +225,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _say(str(stopped) or "interrupted")
         return 130
     return 0
+
+
+def _interrupted(error: BaseException | None) -> bool:
+    """Whether it comes of a Ctrl-C."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _os_words(error: OSError) -> str:

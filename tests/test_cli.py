@@ -70,7 +70,7 @@ def test_arguments_reach_the_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (BadInput("plan.steps = 0: expected more"), 2, "gossamer: plan.steps = 0: expected more\n"),
         (RunFailed("worker 3 died"), 1, "gossamer: worker 3 died\n"),
-        (KeyboardInterrupt(), 130, ""),
+        (KeyboardInterrupt(), 130, "gossamer: interrupted\n"),
     ],
 )
 def test_errors_become_exit_codes(
