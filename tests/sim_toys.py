@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from gossamer.sim.driver import Event, SimResult, Simulation
+from gossamer.sim.driver import Simulation
+from gossamer.sim.models import Event, SimResult
 from gossamer.worker.effects import (
     Addr,
     Boundary,

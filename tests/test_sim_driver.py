@@ -147,7 +147,7 @@ def test_an_exchange_that_lands_a_round_late_is_still_split_by_its_own_round():
 def test_ready_stamps_of_old_rounds_are_forgotten():
     simulation = Simulation(ring(4, 50), None, Links(uneven), Times(*[1.0] * 4), None, sequence=1)
     simulation.run()
-    assert len(simulation._ready_s) <= 5
+    assert len(simulation._rounds.ready_s) <= 5
 
 
 def test_charge_scales_the_clock_and_not_the_counted_bytes():

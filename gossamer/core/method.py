@@ -65,6 +65,8 @@ class Method:
     """When to plan the work anew from measured step times. None: `plan` holds to the end."""
     tiers: Tiers | None = None
     """Servers between the workers, who then never talk to each other: an asynchronous method. None: workers are each other's peers."""
+    deadline_s: float | None = None
+    """Gossip: an exchange that has not taken place after so many seconds of waiting is skipped by both sides. None: it is waited for."""
 
     @property
     def n(self) -> int:
@@ -75,6 +77,12 @@ class Method:
     def synchronous(self) -> bool:
         """True when all replicas hear the same mean, so that their anchors stay equal bit for bit."""
         return self.weights != "mixing" and self.tiers is None
+
+    @property
+    def outlives(self) -> bool:
+        """Whether it can go on without a worker: gossip in which whom one hears is who hears one, so that an exchange can be skipped by
+        both of its sides and the mean of the others stays."""
+        return self.weights == "mixing" and self.tiers is None and self.topology.at(0).is_symmetric
 
     @property
     def heard_by(self) -> int:
@@ -107,6 +115,11 @@ class Method:
             self._check_mean()
         self._check_cadence()
         self._check_replan()
+        if self.deadline_s is not None and not (self.deadline_s > 0.0 and self.outlives):
+            raise BadInput(
+                f"a deadline of {self.deadline_s:g} s for the exchanges of {self.name}: expected more than 0, and a gossip method in which "
+                "whom a worker hears is who hears it (one_peer, two_peer, ring); leave it out"
+            )
 
     def _check_codec(self) -> None:
         name = type(self.codec).__name__.lower()

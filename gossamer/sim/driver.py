@@ -12,14 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import NamedTuple, Protocol, TypeAlias
 
 from gossamer.core.errors import BadInput, RunFailed
+from gossamer.sim.absence import Absences, without
 from gossamer.sim.clock import EventQueue, collector_off
 from gossamer.sim.deadlock import deadlock
 from gossamer.sim.mailbox import Flight, Mailbox, Message, in_words
+from gossamer.sim.models import NetworkModel, SimResult, TimeModel
+from gossamer.sim.rounds import Rounds
 from gossamer.sim.worker import Worker
-from gossamer.worker.account import Account, Hooks, TraceKind, split_wait
+from gossamer.worker.account import Hooks, TraceKind, split_wait
 from gossamer.worker.effects import (
     Addr,
     Body,
@@ -39,47 +41,10 @@ from gossamer.worker.effects import (
     Send,
     SiteSum,
     Span,
-    SpanKind,
+    Stop,
     Work,
 )
 from gossamer.worker.state import State
-
-Event: TypeAlias = tuple[float, int, int]
-"""(time in seconds, message key, version)."""
-
-_KEPT_ROUNDS = 2
-"""READY stamps are kept for this many rounds behind the slowest worker: an exchange in flight across a boundary still asks for them."""
-
-
-class NetworkModel(Protocol):
-    """Moves messages through virtual time."""
-
-    def launch(self, now_s: float, key: int, src: Addr, dst: Addr, nbytes: int) -> Sequence[Event]:
-        """Message `key` leaves. Returns events to schedule."""
-
-    def finish(self, when_s: float, key: int, version: int) -> tuple[bool, Sequence[Event]]:
-        """A scheduled event is due. Returns (message `key` is delivered now, events to schedule); (False, []) when it is out of date."""
-
-
-class TimeModel(Protocol):
-    """What work costs."""
-
-    def steps_s(self, worker: Addr, round: int, first_step: int, steps: int, batch: int) -> float:
-        """Seconds of `steps` inner steps of `batch` sequences, the first being step `first_step` of the round."""
-
-    def span_s(self, kind: SpanKind, nbytes: int) -> float:
-        """Seconds of encoding, decoding or an outer step over `nbytes`."""
-
-
-class SimResult(NamedTuple):
-    """What a simulated run ended with."""
-
-    final: list[State | None]
-    """Each seat's last state, workers first."""
-    accounts: list[Account]
-    """Each seat's seconds and bytes, workers first. `wall_s` counts from its start. A server's waits count as network idle."""
-    events: int
-    """Events taken from the queue."""
 
 
 class Simulation:
@@ -97,6 +62,7 @@ class Simulation:
         sequence: tokens per sequence, for the token counts of a timing-only run.
         servers: how many of the programs, the last ones, are servers. They have no body and no rounds, their time is not traced, and of
             their effects the hooks see boundaries alone.
+        absences: who dies, and comes back.
 
     Raises:
         BadInput: lists of unlike lengths, a charge that is not positive, a timing-only run without `sequence`.
@@ -115,6 +81,7 @@ class Simulation:
         rounds0: Sequence[int] | None = None,
         sequence: int = 0,
         servers: int = 0,
+        absences: Absences | None = None,
     ) -> None:
         seats = len(programs)
         n = seats - servers
@@ -145,11 +112,9 @@ class Simulation:
         self._charge = charge
         self._sequence = sequence
         self._timing_only = bodies is None
+        self._absences = absences or Absences()
         self._sent = 0  # messages so far: the key of the next
-        self._ready_s: dict[tuple[int, int], dict[Addr, float]] = {}  # (round, fragment) -> worker -> when its compute ended
-        self._at_round: dict[int, int] = {}  # round -> workers that are in it
-        for r in rounds:
-            self._at_round[r] = self._at_round.get(r, 0) + 1
+        self._rounds = Rounds(rounds, self._absences.forget)
 
     def run(self) -> SimResult:
         """Runs all programs to their end, and delivers what is still on its way then.
@@ -180,12 +145,20 @@ class Simulation:
         push, pop = queue.push, queue.pop
         events = 0
         for worker in workers:
-            push(worker.now_s, ~worker.addr, 0)
+            if worker.addr in self._absences.gone:  # dead when the run stopped
+                worker.finished = True
+                worker.program.close()
+                self._rounds.leave(worker)
+            else:
+                push(worker.now_s, ~worker.addr, 0)
         while len(queue):
             now_s, key, version = pop()
             events += 1
             if key < 0:
                 worker = workers[~key]
+                if version:
+                    self._expire(worker, version, now_s)
+                    continue
                 effect, worker.parked = worker.parked, None
                 answer(worker, effect, None)
                 continue
@@ -216,7 +189,7 @@ class Simulation:
             elif type(effect) is Compute:
                 reply = self._compute(worker, effect.work)
             elif type(effect) is Ready:
-                self._ready_s.setdefault((effect.round, effect.fragment), {})[worker.addr] = worker.now_s
+                self._rounds.ready(worker, effect.round, effect.fragment)
             elif type(effect) is Load:
                 if worker.body is not None:
                     try:
@@ -232,10 +205,14 @@ class Simulation:
             elif type(effect) is Send:
                 self._send(worker, effect)
             elif type(effect) is Gather:
+                if self._absences.active or effect.deadline_s is not None:
+                    effect = self._absences.reduced(worker, effect)
                 if not worker.mail.present(effect, worker.round):
-                    worker.gather = effect
+                    self._wait(worker, effect)
                     return
                 reply, _, _ = worker.mail.take(effect, worker.round)
+                if effect.deadline_s is not None:
+                    self._absences.ended(worker.addr, effect.tag)
             elif type(effect) is RecvAny:
                 reply = worker.mail.first(effect.tag)
                 if reply is None:
@@ -244,8 +221,13 @@ class Simulation:
                 worker.now_s = clock_s
             elif type(effect) is Boundary:
                 if not worker.serves:
-                    self._cross(worker, effect.round)
+                    self._rounds.cross(worker, effect.round)
                 reply = Go() if hooks is None else hooks.boundary(worker.addr, effect.round, clock_s, effect.state, worker.body)
+                if self._absences.active and not isinstance(reply, Stop):
+                    if self._absences.dies(worker.addr, effect.round):
+                        self._die(worker, clock_s)
+                        return
+                    reply = self._members(worker, effect.round, clock_s)
             elif type(effect) is Note:
                 if hooks is not None:
                     hooks.note(worker.record(effect.record))
@@ -289,6 +271,8 @@ class Simulation:
 
     def _send(self, worker: Worker, effect: Send) -> None:
         to, tag, packet = effect
+        if self._absences.active:
+            to = [j for j in to if not self._absences.lost(j, tag)]
         src, n, now_s = worker.addr, len(self._workers), worker.now_s
         nbytes = self._charged(packet.nbytes)
         slot = tag * n + src
@@ -310,7 +294,11 @@ class Simulation:
     def _arrive(self, now_s: float, key: int) -> None:
         for src, dst, tag, packet, _ in self._flight.land(key):
             worker = self._workers[dst]
+            if self._absences.active and (self._absences.lost(src, tag) or self._absences.lost(dst, tag)):
+                continue
             worker.heard_bytes += packet.nbytes
+            if self._absences.was_skipped(tag, src, dst):
+                continue
             if worker.mail.put(src, tag, now_s, packet):
                 if worker.serves:  # after all that arrives at this moment, so that the lowest sender comes first
                     worker.parked = RecvAny(tag)
@@ -318,16 +306,68 @@ class Simulation:
                 else:
                     self._resume(worker, now_s)
 
-    def _resume(self, worker: Worker, now_s: float) -> None:
-        """The last message of a wait has come: accounts for the wait and goes on with the answer."""
+    def _wait(self, worker: Worker, gather: Gather) -> None:
+        worker.gather = gather
+        if gather.deadline_s is not None:
+            worker.waits += 1
+            self._queue.push(worker.now_s + gather.deadline_s, ~worker.addr, worker.waits)
+
+    def _expire(self, worker: Worker, wait: int, now_s: float) -> None:
+        """A deadline is over: what has not taken place by now is skipped by both, but for peers that have gone on with it."""
+        gather = worker.gather
+        if gather is None or worker.waits != wait:
+            return
+        tag, n = gather.tag, len(self._workers)
+        for j in [j for j in gather.frm if tag * n + j in worker.mail.lacks]:
+            if self._absences.skip(tag, worker.addr, j):
+                self._miss(worker, tag, j, now_s)
+                self._miss(self._workers[j], tag, worker.addr, now_s)
+
+    def _miss(self, worker: Worker, tag: int, j: Addr, now_s: float) -> None:
+        """Where `worker` waits for j's message of `tag`, it does so no longer."""
+        gather = worker.gather
+        if gather is not None and gather.tag == tag and j in gather.frm:
+            worker.gather = without(worker, gather, j)
+            if not worker.mail.lacks:
+                self._resume(worker, now_s, missed=j)
+
+    def _die(self, dead: Worker, now_s: float) -> None:
+        """A worker is gone, with all that it had sent and that has not arrived."""
+        self._finish(dead, None)
+        dead.program.close()
+        alive = [w for w in self._workers if w.addr not in self._absences.gone and w is not dead]
+        self._absences.bury(dead.addr, [w.round for w in alive])
+        n = len(self._workers)
+        for worker in alive:
+            if worker.gather is not None and worker.gather.tag * n + dead.addr in worker.mail.lacks:
+                self._miss(worker, worker.gather.tag, dead.addr, now_s)
+
+    def _members(self, worker: Worker, round: int, now_s: float) -> Go:
+        """Who takes part from `round` on; whoever comes back with it starts now."""
+        absences = self._absences
+        absences.due(round, [w.round for w in self._workers if absences.gone.get(w.addr, 0) <= w.round])
+        welcome = absences.welcome(round, self._workers) if absences.restart else ()
+        for j in welcome:
+            assert absences.restart is not None
+            program = absences.restart(j, round, worker.addr, absences.roll)
+            self._workers[j].revive(program, now_s, round, Mailbox(j, len(self._workers)))
+            self._rounds.enter(round)
+            self._queue.push(now_s, ~j, 0)
+        return absences.reply(round, welcome)
+
+    def _resume(self, worker: Worker, now_s: float, missed: Addr | None = None) -> None:
+        """The last message of a wait has come (or that of `missed` never will): accounts for the wait and goes on with the answer."""
         gather, begin_s = worker.gather, worker.now_s
         assert gather is not None
         worker.gather = None
         heard, last, last_s = worker.mail.take(gather, worker.round)
+        if gather.deadline_s is not None:
+            self._absences.ended(worker.addr, gather.tag)
+        ready_s = self._rounds.ready_s.get((gather.round, gather.fragment), {})
+        if missed is not None:  # it ends now; of somebody who was never ready, all of the wait is straggler idle
+            last, last_s, ready_s = missed, now_s, {missed: now_s, **ready_s}
         if now_s > begin_s:
-            straggler_s, network_s = split_wait(
-                begin_s, {last: last_s}, gather.carries, self._ready_s.get((gather.round, gather.fragment), {})
-            )
+            straggler_s, network_s = split_wait(begin_s, {last: last_s}, gather.carries, ready_s)
             worker.now_s = now_s
             worker.seconds["straggler_idle"] += straggler_s
             worker.seconds["network_idle"] += network_s
@@ -341,29 +381,10 @@ class Simulation:
                     self._hooks.span(worker.addr, "network_idle", middle_s, now_s, worker.round)
         self._answer(worker, None, heard)
 
-    def _cross(self, worker: Worker, round: int) -> None:
-        """A worker has completed `round` rounds: forgets the READY stamps that nobody will ask for any more."""
-        at = self._at_round
-        at[round] = at.get(round, 0) + 1
-        worker.step = 0
-        self._leave(worker)
-        worker.round = round
-
-    def _leave(self, worker: Worker) -> None:
-        """A worker is in its round no more."""
-        at, ready_s = self._at_round, self._ready_s
-        at[worker.round] -= 1
-        if at[worker.round] == 0:
-            del at[worker.round]
-            slowest = min(at, default=None)
-            if slowest is not None and slowest > worker.round:
-                for old in [key for key in ready_s if key[0] < slowest - _KEPT_ROUNDS]:
-                    del ready_s[old]
-
     def _finish(self, worker: Worker, final: State | None) -> None:
         worker.final, worker.finished = final, True
         if not worker.serves:
-            self._leave(worker)
+            self._rounds.leave(worker)
 
 
 def _failure(worker: Worker, error: Exception) -> RunFailed:

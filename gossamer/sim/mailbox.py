@@ -160,6 +160,17 @@ class Mailbox:
         self.lacks.remove(slot)
         return not self.lacks
 
+    def holds(self, tag: int, src: Addr) -> bool:
+        """Whether a message of `tag` from `src` is here."""
+        return tag * self._senders + src in self._arrived.held
+
+    def drop(self, tag: int, src: Addr) -> None:
+        """Nothing is expected of `tag` from `src` any more, and what is here of it goes."""
+        slot = tag * self._senders + src
+        for slots in (self._arrived, self._expected):
+            slots.held.pop(slot, None)
+        self.lacks.discard(slot)
+
     def first(self, tag: int) -> tuple[Addr, Packet] | None:
         """Takes the message of `tag` that came first (at one moment: the lowest sender's); None: a wait for one begins.
 

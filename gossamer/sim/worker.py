@@ -17,7 +17,7 @@ class Worker:
 
     __slots__ = (
         "account", "addr", "body", "final", "finished", "gather", "heard_bytes", "mail", "noted_s", "now_s", "parked", "program",
-        "round", "said_bytes", "seconds", "serves", "start_s", "step", "waited_for", "waited_s",
+        "round", "said_bytes", "seconds", "serves", "start_s", "step", "waited_for", "waited_s", "waits",
     )  # fmt: skip
 
     def __init__(
@@ -33,6 +33,7 @@ class Worker:
         self.step = 0  # inner steps done in this round
         self.parked: Effect | None = None  # an effect that waits for the clock to reach now_s
         self.gather: Gather | None = None  # the wait that this worker is in
+        self.waits = 0  # waits so far that have a deadline
         self.account = Account()
         self.seconds: dict[TraceKind, float] = dict.fromkeys(_KINDS, 0.0)  # this and the next four: since the last round note
         self.said_bytes = 0
@@ -41,6 +42,13 @@ class Worker:
         self.waited_for: Addr | None = None
         self.final: State | None = None
         self.finished = False
+
+    def revive(self, program: Program, now_s: float, round: int, mail: Mailbox) -> None:
+        """The worker comes back with `round`. The time that it was dead is in no account."""
+        self.program, self.mail, self.round, self.step = program, mail, round, 0
+        self.start_s += now_s - self.now_s
+        self.now_s = self.noted_s = now_s
+        self.final, self.finished, self.parked, self.gather = None, False, None, None
 
     def settle(self) -> None:
         """Moves what was counted since the last round note to the account."""

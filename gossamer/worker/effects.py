@@ -108,7 +108,8 @@ class Send(NamedTuple):
 
 
 class Gather(NamedTuple):
-    """ONE wait for all messages of `tag` from `frm`. Reply: dict Addr -> Packet; an absent key is a missing peer."""
+    """ONE wait for all messages of `tag` from `frm`. Reply: dict Addr -> Packet; an absent key is a peer that is dead, or past the
+    deadline."""
 
     tag: int
     frm: Sequence[Addr]
@@ -118,6 +119,9 @@ class Gather(NamedTuple):
     """Whose compute each awaited message carries; None: its sender's alone."""
     fragment: int = 0
     """The fragment whose READY notes judge the wait."""
+    deadline_s: float | None = None
+    """After so many seconds of waiting, an exchange that has not taken place is skipped, by both of its sides: each of them has an absent
+    key. For exchanges in which whom one hears is who hears one. None: as long as the peer lives."""
 
 
 class RecvAny(NamedTuple):
@@ -150,6 +154,11 @@ class Boundary(NamedTuple):
 
 class Go(NamedTuple):
     """Carry on."""
+
+    absent: frozenset[Addr] | None = None
+    """Who is left out from the round that begins on; None: nothing has changed. The same on all workers at one boundary."""
+    welcome: tuple[Addr, ...] = ()
+    """Who comes back with the round that begins, and takes this worker's state."""
 
 
 class Stop(NamedTuple):

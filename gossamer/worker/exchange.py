@@ -37,6 +37,8 @@ class Heard(NamedTuple):
     """Whose contribution was refused by its sender's guard."""
     step_s: Mapping[Addr, float] = {}
     """Seconds per inner step that each says it took; empty where not all are heard (ring)."""
+    absent: tuple[Addr, ...] = ()
+    """Peers with whom the exchange was skipped: dead, or past the deadline."""
 
     @property
     def accepted(self) -> bool:
@@ -101,7 +103,7 @@ def _gather(
     seat: Seat, tag: int, frm: Sequence[Addr], ready_round: int, carries: Mapping[Addr, Sequence[Addr]] | None = None
 ) -> Generator[Effect, Reply, dict[Addr, Packet]]:
     """One wait, judged by the READY notes of the seat's fragment; none where there is nobody to wait for."""
-    return dict((yield Gather(tag, frm, ready_round, carries, seat.fragment))) if frm else {}
+    return dict((yield Gather(tag, frm, ready_round, carries, seat.fragment, seat.method.deadline_s))) if frm else {}
 
 
 def _refused(packets: Mapping[Addr, Packet]) -> tuple[Addr, ...]:
@@ -148,17 +150,19 @@ class _GatherPlan:
 
     def hear(self, seat: Seat, pending: Pending, ready_round: int, like: Tree) -> Generator[Effect, Reply, Heard]:
         round = pending.round
-        packets: dict[Addr, Packet] = yield from _gather(seat, Tag.of(round, Tag.SAY), seat.links(round)[0], ready_round)
+        peers = seat.links(round)[0]
+        packets: dict[Addr, Packet] = yield from _gather(seat, Tag.of(round, Tag.SAY), peers, ready_round)
+        absent = tuple(j for j in peers if j not in packets)
         packets[seat.me] = pending.own[0]
         if not like:
             yield Span("decode", 4 * seat.elements * len(packets))
-            return Heard(None, dict.fromkeys(packets, 1.0), (), times_of(packets))
+            return Heard(None, dict.fromkeys(packets, 1.0), (), times_of(packets), absent)
         _verify(seat, round, packets)
         weights = _mean_weights(seat, packets) if seat.method.synchronous else _row_weights(seat, round, packets)
         pieces = [Piece(seat.layout, w, packets[j].payload) for j, w in weights.items()]
         mixed = seat.combine(pieces, seat.method.codec, like)
         yield Span("decode", 4 * seat.elements * len(packets))
-        return Heard(mixed, weights, _refused(packets), times_of(packets))
+        return Heard(mixed, weights, _refused(packets), times_of(packets), absent)
 
 
 class _ShardPlan:

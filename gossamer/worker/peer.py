@@ -11,6 +11,7 @@ When each of this happens to which part of the model is the method's cadence; wh
 from __future__ import annotations
 
 from collections.abc import Generator
+from dataclasses import replace
 from typing import Literal
 
 from gossamer.core.codec import Fp32
@@ -22,6 +23,7 @@ from gossamer.worker.effects import (
     Effect,
     Expect,
     Gather,
+    Go,
     Load,
     Note,
     Program,
@@ -31,6 +33,7 @@ from gossamer.worker.effects import (
     Tag,
     Work,
 )
+from gossamer.worker.entry import enrol
 from gossamer.worker.exchange import plan_of
 from gossamer.worker.packet import HEADER_BYTES, Header, Packet, blank, seal
 from gossamer.worker.replanning import plan_at
@@ -58,7 +61,7 @@ def start(seat: Seat, x: Tree) -> State:
 
 def peer(seat: Seat, state: State) -> Program:
     """The program of one worker, from `state` (a round boundary) to the end of the run."""
-    method = seat.method
+    method, seat = seat.method, replace(seat, roll=state.roll)
     yield from _enter(seat, state)
     while state.round < method.rounds:
         tally = Tally()
@@ -71,10 +74,12 @@ def peer(seat: Seat, state: State) -> Program:
         state.round += 1
         yield Note(tally.record(seat, state))
         state.local = tally.local if len(seat.fragments) > 1 else {}
-        if isinstance((yield Boundary(state.round, state)), Stop):
+        go: Go | Stop = yield Boundary(state.round, state)
+        if isinstance(go, Stop):
             yield from _drain(seat, state)
             return state
         state.local = {}
+        yield from enrol(seat, state, go)
     if any(stream.pending for stream in state.streams):
         yield from _happen(seat, state, Tally(), over=True)
         yield Note({"kind": "close", "round": state.round, "worker": seat.me})

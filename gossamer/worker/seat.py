@@ -12,6 +12,7 @@ from torch import Tensor
 from gossamer.core.codec.base import Codec
 from gossamer.core.combine import Piece, combine
 from gossamer.core.fragment import fragments, shards
+from gossamer.core.members import Roll, over
 from gossamer.core.method import Method
 from gossamer.core.mixing import Mixing
 from gossamer.core.tree import Layout, Tree, layout_hash, numel
@@ -56,6 +57,8 @@ class Seat:
     """How a mean is formed. The simulator shares one memoised function among its workers; its result is never written to."""
     fragment: int = 0
     """Which fragment of the model `layout` is; 0 where the model travels whole."""
+    roll: Roll = field(default_factory=Roll, repr=False, compare=False)
+    """Who takes part in which round: that of the worker's state (`peer` sees to it), so that it grows as the run goes."""
 
     _links: dict[int, tuple[tuple[Addr, ...], tuple[Addr, ...]]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -112,7 +115,7 @@ class Seat:
 
     def mixing(self, round: int) -> Mixing:
         """Who hears whom in `round`."""
-        return self.method.topology.at(round)
+        return over(self.method.topology, self.roll.absent(round), round)
 
     def links(self, round: int) -> tuple[tuple[Addr, ...], tuple[Addr, ...]]:
         """(whom this worker hears, who hears it) in `round`. Asked for several times a round, so the last two are kept."""
@@ -121,7 +124,8 @@ class Seat:
             mixing = self.mixing(round)
             if len(self._links) > 1:
                 self._links.clear()
-            found = self._links[round] = (mixing.inn(self.me), mixing.out(self.me))
+            inn, out = (self.roll.heard(round, side(self.me)) for side in (mixing.inn, mixing.out))
+            found = self._links[round] = inn, out
         return found
 
     def pack(self, tree: Tree | None, layout: Layout, kind: int, said: Said, tokens: int | None = None) -> Packet:

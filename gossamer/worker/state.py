@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from gossamer.core.members import Roll
 from gossamer.core.replan import Planned
 from gossamer.core.tree import Tree
 from gossamer.worker.effects import Addr
@@ -73,3 +74,5 @@ class State:
     """One per fragment."""
     planned: Planned = field(default_factory=Planned)
     """The plan in force and the measurements behind it (re-planning)."""
+    roll: Roll = field(default_factory=Roll)
+    """Who takes part in which round."""

@@ -62,4 +62,6 @@ class Tally:
             # With overlap this round's own refusal is in what lands next.
             mine = [seat.me] if self.refused and not seat.method.cadence.overlap else []
             record["refused"] = sorted({*mine, *(j for heard in self.heard for j in heard.refused)})
+        if absent := sorted({j for heard in self.heard for j in heard.absent}):
+            record["absent"] = absent
         return record
