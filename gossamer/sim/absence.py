@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from gossamer.core.errors import RunFailed
 from gossamer.core.members import Roll
 from gossamer.sim.worker import Worker
 from gossamer.worker.effects import Addr, Gather, Go, Program
@@ -27,6 +28,7 @@ class Absences:
         returns: worker -> the boundary that brings it back when the first worker comes to it: with the next round that nobody has entered.
         restart: makes the program of a worker that comes back.
         kept: what `snapshot` gave, of a run that goes on.
+        goes_on: whether the others go on without a worker that has died; if not, that ends the run.
     """
 
     def __init__(
@@ -35,6 +37,7 @@ class Absences:
         returns: Mapping[Addr, int] | None = None,
         restart: Restart | None = None,
         kept: Mapping[str, Any] | None = None,
+        goes_on: bool = True,
     ) -> None:
         self.roll = Roll()
         self.gone: dict[Addr, float] = {}
@@ -42,6 +45,7 @@ class Absences:
         self.active = bool(kills)
         """Whether anything can be absent at all; without, nothing here is asked."""
         self.restart = restart
+        self._goes_on = goes_on
         self._kills, self._returns = dict(kills or {}), dict(returns or {})
         self._skipped: dict[int, set[frozenset[Addr]]] = defaultdict(set)
         self._ended: dict[int, set[Addr]] = defaultdict(set)
@@ -63,7 +67,13 @@ class Absences:
         return self._kills.get(worker, -1) == round and worker not in self.gone
 
     def bury(self, worker: Addr, rounds: Iterable[int]) -> None:
-        """`worker` is dead. `rounds`: where those who are not stand."""
+        """`worker` is dead. `rounds`: where those who are not stand.
+
+        Raises:
+            RunFailed: the run does not go on without it.
+        """
+        if not self._goes_on:
+            raise RunFailed(f"worker {worker} died after round {self._kills[worker]} (clock.kill), and the run cannot go on without it")
         self.gone[worker] = math.inf
         since = 1 + max(rounds, default=0)
         self.roll.enter(since, {*self.roll.absent(since), worker})
