@@ -29,7 +29,7 @@ from gossamer.worker.state import State
 SAY = Tag.SAY
 
 
-def in_threads(n: int, job: Callable[[Group], Any], *, close: bool = True, timeout_s: float = 60.0) -> list[Any]:
+def in_threads(n: int, job: Callable[[Group], Any], *, close: bool = True, timeout_s: float = 60.0, survives: bool = False) -> list[Any]:
     """What `job` returns for each worker. The first error that is not the loss of another worker is raised again, with
     the worker's number."""
     store = dist.HashStore()
@@ -38,7 +38,7 @@ def in_threads(n: int, job: Callable[[Group], Any], *, close: bool = True, timeo
 
     def work(i: Addr) -> None:
         try:
-            group = Group(store, i, n, local=True, start_timeout_s=30)
+            group = Group(store, i, n, local=True, start_timeout_s=30, survives=survives)
             try:
                 results[i] = job(group)
                 if close:

@@ -115,6 +115,8 @@ class Method:
             self._check_mean()
         self._check_cadence()
         self._check_replan()
+        if self.deadline_s is not None and self.cadence.fragments > 1:
+            raise BadInput("a deadline is for exchanges of the whole model: set cadence fragments to 1, or leave the deadline out")
         if self.deadline_s is not None and not (self.deadline_s > 0.0 and self.outlives):
             raise BadInput(
                 f"a deadline of {self.deadline_s:g} s for the exchanges of {self.name}: expected more than 0, and a gossip method in which "

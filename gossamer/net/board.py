@@ -34,8 +34,14 @@ class Board:
     stands when no reason has come within half a second: else the survivors would blame each other.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, survives: bool = False) -> None:
         self.changed = threading.Condition()
+        self.survives = survives
+        """Whether this worker goes on when another one is gone."""
+        self.dead: dict[Addr, str] = {}
+        """Who is gone, and why; empty where that ends the run."""
+        self.on_death: Callable[[Addr], None] = lambda worker: None
+        """Told of each, with the condition held."""
         self.failure: RunFailed | None = None
         self.left: set[Addr] = set()
         """Workers that have left cleanly: that their connections close is no failure."""
@@ -52,12 +58,22 @@ class Board:
 
     def gone(self, worker: Addr, why: str) -> None:
         """`worker` is gone for certain."""
-        if worker not in self.left:
-            self.fail(PeerLost(worker, self.round, why))
+        with self.changed:
+            if worker in self.left or worker in self.dead:
+                return
+            if not self.survives:
+                self.fail(PeerLost(worker, self.round, why))
+                return
+            self.dead[worker] = why
+            self._suspects.pop(worker, None)
+            self.on_death(worker)
+            self.changed.notify_all()
 
     def suspect(self, worker: Addr, why: str) -> None:
         """The data connection to `worker` broke."""
         with self.changed:
+            if worker in self.dead:
+                return
             self._suspects.setdefault(worker, (time.monotonic(), why))
             self.changed.notify_all()
 

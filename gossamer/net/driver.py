@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
+from collections.abc import Mapping
 from contextlib import suppress
 
 from gossamer.core.errors import RunFailed
@@ -141,7 +142,7 @@ class C10dWorld:
         data = effect.packet.data
         if data is None:
             raise RunFailed("a packet without data (a timing-only run) exists in the simulator only")
-        for j in effect.to:
+        for j in [j for j in effect.to if j not in self.group.board.dead]:
             self.group.transport.send(j, effect.tag, data)
             self._ledger.bytes_sent += effect.packet.nbytes
 
@@ -154,14 +155,43 @@ class C10dWorld:
             receipts[j] = queue.popleft()
             if not queue:
                 del self._posted[effect.tag, j]
-        self.group.board.wait(lambda: all(r.done for r in receipts.values()))
-        self._ledger.wait({j: r.at_s for j, r in receipts.items()}, effect.carries, effect.round, effect.fragment)
-        for r in receipts.values():
+        taken = self._await(receipts, effect)
+        now_s = time.monotonic()
+        arrivals_s = {j: r.at_s if taken[j] else now_s for j, r in receipts.items()}
+        self._ledger.wait(arrivals_s, effect.carries, effect.round, effect.fragment)
+        heard = [r for j, r in receipts.items() if taken[j]]
+        for r in heard:
             if r.error is not None:
                 raise r.error
-        packets: dict[Addr, Packet] = {j: r.value for j, r in receipts.items()}
+        packets: dict[Addr, Packet] = {r.src: r.value for r in heard}
         self._ledger.bytes_received += sum(p.nbytes for p in packets.values())
         return packets
+
+    def _await(self, receipts: Mapping[Addr, Receipt], effect: Gather) -> dict[Addr, bool]:
+        """Waits, and tells from whom a message has come that counts. Of the dead, what has come counts."""
+        board, pairs, tag = self.group.board, self.group.notes.pairs, effect.tag
+
+        def known(j: Addr, r: Receipt) -> bool | None:
+            if j in board.dead and (r.done or r.lost):
+                return r.done and (effect.deadline_s is None or bool(pairs.resolved(tag, j, True)))
+            if effect.deadline_s is None:
+                return True if r.done else None
+            return pairs.resolved(tag, j, r.done)
+
+        found: dict[Addr, bool] = {}
+
+        def all_known() -> bool:
+            for j, r in receipts.items():
+                if j not in found and (takes := known(j, r)) is not None:
+                    found[j] = takes
+            return len(found) == len(receipts)
+
+        if not board.wait(all_known, effect.deadline_s):
+            with board.changed:
+                for j in receipts.keys() - found.keys():
+                    pairs.give_up(tag, j)
+            board.wait(all_known)
+        return found
 
     def _cross(self, effect: Boundary) -> Go | Stop:
         """Agrees on whether to stop here before the hooks are asked, so that they know the last boundary (`Group.last_round`)."""
@@ -173,7 +203,9 @@ class C10dWorld:
         if isinstance(asked, Stop) and not stop:
             notes.request_stop(0)
         ledger.pause()
-        return Stop() if stop else Go()
+        if stop:
+            return Stop()
+        return Go(notes.members.absent(effect.round)) if self.group.board.survives else Go()
 
     def _ask_stop(self, number: int) -> None:
         if self._stop_asked:

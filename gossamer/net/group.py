@@ -46,14 +46,17 @@ class Group:
         store: what the workers find each other by.
         local: all workers are on this machine: keep to the loopback interface.
         start_timeout_s: how long to wait for the others at the start, and in `all_equal`.
+        survives: go on when another worker is gone (gossip), once all have started.
 
     Raises:
         RunFailed: some workers did not come; the message names them.
     """
 
-    def __init__(self, store: Store, me: Addr, n: int, *, local: bool = False, start_timeout_s: float = 600.0) -> None:
+    def __init__(
+        self, store: Store, me: Addr, n: int, *, local: bool = False, start_timeout_s: float = 600.0, survives: bool = False
+    ) -> None:
         self.me, self.n = me, n
-        self.board = Board()
+        self.board = Board(survives)
         self.apart_sent_bytes = 0
         """Bytes of `gather_bytes` and `mean_trees` sent by this worker, counted apart from the exchange of the method."""
         self.apart_received_bytes = 0
@@ -83,6 +86,11 @@ class Group:
     def last_round(self) -> int | None:
         """The boundary at which all workers will stop, once that is agreed. Known before the hooks hear of that boundary."""
         return self.notes.last_round
+
+    @property
+    def living(self) -> tuple[Addr, ...]:
+        """The workers that are there, this one included, in id order. All but those whose death this one has learned of."""
+        return tuple(sorted((self.me, *self.notes.living)))
 
     def ask_stop(self, signal: int = 0) -> None:
         """Asks all workers to stop at one boundary, for a signal or (0) for another reason. Safe in a signal handler."""
@@ -220,12 +228,12 @@ class Group:
         board, transport, notes = self.board, self.transport, self.notes
         try:
             notes.end(transport.sent, transport.posted)
-            board.wait(lambda: len(notes.ended) == self.n - 1)
-            for j, (theirs, awaited) in sorted(notes.ended.items()):
+            board.wait(lambda: all(j in notes.ended for j in notes.living))
+            for j, (theirs, awaited) in sorted((j, notes.ended[j]) for j in notes.living):
                 for src, dst, sent, posted in ((self.me, j, transport.sent[j], awaited), (j, self.me, theirs, transport.posted[j])):
                     if sent > posted:
                         raise RunFailed(f"worker {src} has sent {sent} messages to worker {dst}, which awaited {posted}")
-            board.wait(lambda: not transport.sending and all(transport.received[j] >= theirs for j, (theirs, _) in notes.ended.items()))
+            board.wait(lambda: not transport.sending and all(transport.received[j] >= notes.ended[j][0] for j in notes.living))
             notes.leave()
         except BaseException as error:
             self.abort(error)
@@ -257,6 +265,8 @@ class Group:
             for j in [j for j in missing if self._store.check([f"{key}/{j}"])]:
                 found[j] = self._store.get(f"{key}/{j}").decode()
                 missing.remove(j)
+            if gone := [j for j in missing if j in self.board.dead]:
+                raise RunFailed(f"worker {gone[0]} is gone before the run has begun ({self.board.dead[gone[0]]})")
             if missing and time.monotonic() > deadline_s:
                 raise RunFailed(
                     f"worker {self.me} has waited {self._timeout_s:.0f} s at the start for worker(s) {', '.join(map(str, missing))}: "
@@ -276,7 +286,7 @@ def marker_of(store: str | Path, worker: Addr) -> Path:
     return Path(f"{store}.lost-{worker}")
 
 
-def init(*, start_timeout_s: float = 600.0) -> Group:
+def init(*, start_timeout_s: float = 600.0, survives: bool = False) -> Group:
     """Connects this process to the other workers of its run, one worker per process.
 
     Where they are: of `launch` (a file, no ports), else of torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), else none: one worker.
@@ -305,4 +315,4 @@ def init(*, start_timeout_s: float = 600.0) -> Group:
         store = next(iter(c10d.rendezvous("env://", timeout=timedelta(seconds=start_timeout_s))))[0]
     local = env.get("LOCAL_WORLD_SIZE") == str(n) and "GLOO_SOCKET_IFNAME" not in env
     name = f"gossamer/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}/{_joined}"
-    return Group(c10d.PrefixStore(name, store), me, n, local=local, start_timeout_s=start_timeout_s)
+    return Group(c10d.PrefixStore(name, store), me, n, local=local, start_timeout_s=start_timeout_s, survives=survives)

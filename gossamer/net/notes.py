@@ -26,11 +26,14 @@ from torch import Tensor
 
 from gossamer.core.errors import RunFailed
 from gossamer.net.board import Board, Crew, PeerLost, join_all
+from gossamer.net.members import Members, View
+from gossamer.net.pairs import Pairs
 from gossamer.net.transport import Wire, close_connections, first_line
 from gossamer.worker.effects import Addr
 
 _NOTE = struct.Struct("<BB2xII")
-_READY, _STOP, _END, _LEFT, _LOST = range(5)
+_READY, _STOP, _END, _LEFT, _LOST, _DEAD, _VIEW, _TAKEN, _SKIP = range(9)
+_NOT_AGREED = 2**32 - 1
 _KEPT_ROUNDS = 2
 """READY stamps are kept for this many rounds back: an exchange in flight across a boundary still asks for them."""
 
@@ -50,12 +53,17 @@ class Notes:
         """The signal that asked for the stop; 0 when the hooks did; None while nobody has."""
         self.stopped = False
         """This worker has stopped at the agreed boundary."""
+        self.members = Members(self.me, group.size())
+        """Who is alive; only where a worker goes on when another is gone. Then the last round is agreed on there, too."""
+        self.pairs = Pairs(self.me, lambda j, tag, taken: self._send(j, _TAKEN if taken else _SKIP, tag))
+        self._viewed: dict[Addr, list[tuple[Addr, int]]] = defaultdict(list)  # views that are coming in
         self._last: dict[Addr, int] = {}  # the p_i of the agreement
         self._passed = 0
         self._group = group
         self._crew = Crew()
         self._sending = 0
         self._asked: SimpleQueue[int | None] = SimpleQueue()
+        board.on_death = lambda worker: self._learn(worker)
         self._threads = [threading.Thread(target=self._listen, args=(j,), daemon=True) for j in self.others]
         self._threads.append(threading.Thread(target=self._await_request, daemon=True))
         for thread in self._threads:
@@ -89,11 +97,18 @@ class Notes:
     @property
     def last_round(self) -> int | None:
         """The boundary to stop at, when it is agreed."""
+        if self.board.survives:
+            return self.members.since.get(self.members.stop)
         return max(self._last.values()) if len(self._last) == len(self.others) + 1 else None
 
     def start_at(self, round: int) -> None:
         """The run starts with `round` rounds completed."""
-        self._passed = round
+        self._passed = self.members.passed = round
+
+    @property
+    def living(self) -> tuple[Addr, ...]:
+        """The others that are there."""
+        return tuple(j for j in self.others if j not in self.board.dead)
 
     def cross(self, round: int) -> bool:
         """Passes the boundary after `round` rounds; True where this worker stops there instead. Waits for an agreement that is under way.
@@ -103,17 +118,24 @@ class Notes:
         """
         board = self.board
         with board.changed:
+            board.wait(lambda: self.members.settled)
             if self.me in self._last:
                 board.wait(lambda: self.last_round is not None)
-                last = self.last_round
-                self.stopped = last is not None and round >= last
-            self._passed = board.round = round
+            last = self.last_round
+            self.stopped = last is not None and round >= last
+            self._passed = self.members.passed = board.round = round
+            self.pairs.forget(round)
             for old in [key for key in self.ready_s if key[0] < round - _KEPT_ROUNDS]:
                 del self.ready_s[old]
             return self.stopped
 
     def _publish(self, signal: int) -> None:
         """Under the condition: says once which boundary this worker can still stop at."""
+        if self.board.survives:
+            if self.members.stop not in self.members.dead:
+                self.signal = signal if self.signal is None else self.signal
+            self._learn(self.members.stop)
+            return
         if self.me in self._last:
             return
         self.signal = signal if self.signal is None else self.signal
@@ -121,6 +143,33 @@ class Notes:
         for j in self.others:
             self._send(j, _STOP, self._last[self.me], signal=signal)
         self.board.changed.notify_all()
+
+    def _learn(self, gone: Addr) -> None:
+        """Under the condition: a worker is dead, or a stop was asked for."""
+        self._tell(self.members.learn(frozenset({gone})))
+
+    def _tell(self, view: View | None) -> None:
+        if view is None:
+            return
+        for j in self.living:
+            for dead in sorted(view.dead):
+                self._send(j, _DEAD, dead, view.since.get(dead, _NOT_AGREED))
+            self._send(j, _VIEW, view.first, len(view.dead), signal=self.signal or 0)
+        self.board.changed.notify_all()
+
+    def _hear(self, src: Addr, first: int, signal: int) -> None:
+        """Under the condition: another worker's view is complete."""
+        said = self._viewed.pop(src, [])
+        view = View(frozenset(j for j, _ in said), first, {j: since for j, since in said if since != _NOT_AGREED})
+        if self.me in view.dead:
+            self.board.fail(RunFailed(f"worker {src} has lost the connection to this one"))
+            return
+        if self.members.stop in view.dead and self.signal is None:
+            self.signal = signal
+        mine = self.members.hear(src, view)
+        self._tell(mine)
+        for j in view.dead - {self.members.stop}:
+            self.board.gone(j, f"worker {src} lost it")
 
     def _await_request(self) -> None:
         while (signal := self._asked.get()) is not None:
@@ -130,7 +179,7 @@ class Notes:
 
     def end(self, sent: dict[Addr, int], posted: dict[Addr, int]) -> None:
         """This worker's program has ended: no further message, no further receive. Counts by peer."""
-        for j in self.others:
+        for j in self.living:
             self._send(j, _END, sent[j], posted[j])
 
     def leave(self) -> None:
@@ -139,9 +188,9 @@ class Notes:
         Raises:
             RunFailed: a worker is gone.
         """
-        for j in self.others:
+        for j in self.living:
             self._send(j, _LEFT)
-        self.board.wait(lambda: len(self.board.left) == len(self.others) and not self._sending)
+        self.board.wait(lambda: self.board.left.issuperset(self.living) and not self._sending)
 
     def lost(self, worker: Addr, round: int, timeout_s: float) -> None:
         """Tells those who are still there who has failed, before any connection closes here. Waits at most `timeout_s` for that."""
@@ -195,6 +244,14 @@ class Notes:
                     self._publish(signal)
                 elif kind == _END:
                     self.ended[src] = (a, b)
+                elif kind == _DEAD:
+                    self._viewed[src].append((a, b))
+                elif kind == _VIEW:
+                    self._hear(src, a, signal)
+                elif kind in (_TAKEN, _SKIP):
+                    self.pairs.hear(src, a, kind == _TAKEN)
+                elif kind == _LOST and self.board.survives and a != self.me:
+                    self.board.gone(a, "it failed" if a == src else f"worker {src} lost it")
                 elif kind == _LOST:
                     why = "it failed" if a == src else f"worker {src} lost it"
                     self.board.fail(PeerLost(a, b, why) if a != self.me else RunFailed(f"worker {src} has lost the connection to this one"))

@@ -77,11 +77,13 @@ def connect(store: Store, me: Addr, n: int, *, local: bool) -> Wire:
 class Receipt:
     """A posted receive. `done`, `at_s` and `value` are written by its thread, under the board's condition."""
 
-    __slots__ = ("at_s", "done", "error", "src", "value")
+    __slots__ = ("at_s", "done", "error", "lost", "src", "value")
 
     def __init__(self, src: Addr) -> None:
         self.src = src
         self.done = False
+        self.lost = False
+        """The connection broke first: it will not come."""
         self.at_s = 0.0
         """When the last byte had arrived, by this worker's monotonic clock."""
         self.value: Any = None
@@ -115,6 +117,7 @@ class Transport:
         try:
             work = self._group.recv([buffer], src, tag)
         except RuntimeError as error:
+            receipt.lost = True
             self.board.suspect(src, first_line(error))
             return receipt
 
@@ -122,6 +125,9 @@ class Transport:
             try:
                 work.wait()
             except RuntimeError as error:
+                with self.board.changed:
+                    receipt.lost = True
+                    self.board.changed.notify_all()
                 self.board.suspect(src, first_line(error))
                 return
             at_s = time.monotonic()
@@ -145,6 +151,8 @@ class Transport:
         try:
             work = self._group.send([data], dst, tag)
         except RuntimeError as error:
+            with self.board.changed:
+                self.sending -= 1
             self.board.suspect(dst, first_line(error))
             return
 
@@ -153,7 +161,6 @@ class Transport:
                 work.wait()
             except RuntimeError as error:
                 self.board.suspect(dst, first_line(error))
-                return
             with self.board.changed:
                 self.sending -= 1
                 self.board.changed.notify_all()
