@@ -14,6 +14,7 @@ import torch
 
 from gossamer.app import fleets
 from gossamer.app.config import config_hash
+from gossamer.app.fates import check_fates
 from gossamer.app.options import check_options, find_recipe
 from gossamer.app.settings import Config
 from gossamer.app.workload import Charged, micro_batch, plan_of, unhidden_of
@@ -186,6 +187,21 @@ class Job:
         clock = self.config.clock
         return None if clock.slow_worker < 0 else Slowdown(clock.slow_worker, clock.slow_factor, clock.slow_at)
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether the others go on when a worker has died."""
+        return self.config.run.on_death == "continue" or (self.config.run.on_death == "auto" and self.method.outlives)
+
+    @property
+    def kills(self) -> dict[int, int]:
+        """Worker -> rounds that it completes before it dies."""
+        return {pair[0]: pair[1] for pair in self.config.clock.kill}
+
+    @property
+    def returns(self) -> dict[int, int]:
+        """Worker -> rounds that the first of the others has completed when it comes back."""
+        return {pair[0]: pair[1] for pair in self.config.clock.back}
+
     def _slow(self, worker: int) -> tuple[float, float]:
         """(planned tokens from which `worker` is slow, by what factor)."""
         slowdown, rounds = self.slowdown, self.method.rounds
@@ -273,6 +289,9 @@ def _assemble(config: Config, fleet: Fleet, layout: Layout, charged: Charged) ->
             f"clock.slow_worker = {config.clock.slow_worker}, but workers are 0 to {fleet.n - 1}: name one of them, or -1 for none"
         )
     method = method_of(plan)
+    if config.run.deadline_s:
+        method = replace(method, deadline_s=config.run.deadline_s)
+    check_fates(config, method)
     fragments(layout, method.cadence.fragments)  # refuses more of them than tensors
     if method.tiers and config.checkpoint.every:
         raise BadInput(

@@ -199,6 +199,10 @@ class ClockSection(Section):
     slow_worker: int = Field(default=-1, ge=-1, lt=MAX_WORKERS, description="the worker that slows down in the middle of the run; -1: none")
     slow_factor: float = Field(default=2.0, gt=0, le=1e6, description="how many times as long its inner steps take from then on")
     slow_at: float = Field(default=0.5, ge=0, lt=1, description="share of the run's rounds after which it slows down")
+    kill: list[list[int]] = Field(default=[], description="pairs [worker, round]: it dies when it has completed so many rounds")
+    back: list[list[int]] = Field(
+        default=[], description="simulated runs: pairs [worker, round]; dead, it comes back when the first worker has completed so many"
+    )
 
 
 class CheckpointSection(Section):
@@ -218,7 +222,12 @@ class RunSection(Section):
     out: str = Field(default="", description="folder of the run; empty: runs/ with a name made of the method and the time")
     threads_per_worker: int = Field(default=1, ge=1, le=1024, description="CPU threads of each worker; another number gives other bits")
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="where the model is; auto: a GPU where there is one")
-    on_death: Literal["stop"] = Field(default="stop", description="when a worker dies: stop all, keep the last checkpoint")
+    on_death: Literal["auto", "stop", "continue"] = Field(
+        default="auto", description="when a worker dies: stop all, or continue without it (gossip); auto: continue where the method can"
+    )
+    deadline_s: float = Field(
+        default=0.0, ge=0, le=86_400, description="gossip: seconds of waiting after which an exchange is skipped by both sides; 0: none"
+    )
 
     @model_validator(mode="before")
     @classmethod

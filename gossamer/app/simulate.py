@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from gossamer.app.absence import absences_of
 from gossamer.app.folder import JsonLines, RunFolder, default_path
 from gossamer.app.job import Job
 from gossamer.app.metrics import check_unchanged, evaluation, facts_of
@@ -17,6 +18,7 @@ from gossamer.app.summary import consensus_distance, fleet_mean, summarise
 from gossamer.core.errors import BadInput, Stopped
 from gossamer.core.tree import Tree, master, sha256
 from gossamer.net.signals import handling
+from gossamer.sim.absence import Absences
 from gossamer.sim.driver import Simulation
 from gossamer.sim.memo import MemoCombine
 from gossamer.sim.network import Network
@@ -46,7 +48,8 @@ def simulate(job: Job, out: Path | None = None, resume: RunFolder | None = None,
     torch.set_num_threads(job.config.run.threads_per_worker)
     corpus = job.corpus()
     network = job.network()
-    round0, parts = 0, []
+    round0 = 0
+    parts: dict[int, checkpoint.Part] = {}
     if resume:
         check_unchanged(job, corpus, resume.facts())
         if resume.finished:
@@ -57,7 +60,8 @@ def simulate(job: Job, out: Path | None = None, resume: RunFolder | None = None,
         if found is None:
             raise BadInput(f"{resume.path} has no whole checkpoint to go on from: start a new run with --out")
         round0 = found
-        parts = [checkpoint.read_part(resume.checkpoints, round0, i, job.device) for i in range(job.n)]
+        there = checkpoint.read_manifest(resume.checkpoints, round0).parts
+        parts = {i: checkpoint.read_part(resume.checkpoints, round0, i, job.device) for i in there}
         for name in ("metrics.jsonl", "trace.jsonl"):
             resume.cut(name, round0)
         folder = resume
@@ -65,22 +69,20 @@ def simulate(job: Job, out: Path | None = None, resume: RunFolder | None = None,
         folder = RunFolder.create(out or default_path(job.title), job.config, facts_of(job, corpus, "sim"))
     bodies = [job.body(i, corpus) for i in range(job.n)]
     combine = MemoCombine()
-    if parts:
-        states = [state for state, _, _ in parts]
-        for i, (_, kept, extra) in enumerate(parts):
-            bodies[i].load_state(kept)
-            assert isinstance(network, Network)
-            network.restore(i, extra["network"])
-    else:
-        states = [job.first_state(i, master(parameters_of(body.model))) for i, body in enumerate(bodies)]
+    for i, (_, kept, extra) in parts.items():
+        bodies[i].load_state(kept)
+        assert isinstance(network, Network)
+        network.restore(i, extra["network"])
+    states = [parts[i].state if i in parts else job.first_state(i, master(parameters_of(body.model))) for i, body in enumerate(bodies)]
+    absences = absences_of(job, bodies, combine, parts, round0)
     clock = job.config.clock
     timing = ComputeTime(
         job.fleet, job.config.plan.sequence, job.flops_per_token, clock.noise, clock.drift, job.config.seed, clock.codec_gbytes_per_s,
         job.slowdown, job.method.rounds,
     )  # fmt: skip
     title = f"{job.title} on {job.fleet.name}"
-    with Progress(job.method.rounds, title, quiet=quiet, first_round=round0, first_tokens=states[0].tokens) as progress:
-        hooks = SimHooks(job, folder, corpus, network, progress, lean=lean)
+    with Progress(job.method.rounds, title, quiet=quiet, first_round=round0, first_tokens=max(s.tokens for s in states)) as progress:
+        hooks = SimHooks(job, folder, corpus, network, progress, absences, lean=lean)
         world = Simulation(
             job.programs(states, combine),
             bodies,
@@ -88,9 +90,10 @@ def simulate(job: Job, out: Path | None = None, resume: RunFolder | None = None,
             timing,
             hooks,
             charge=job.bytes_charge,
-            start_s=[extra["time_s"] for _, _, extra in parts] if parts else None,
+            start_s=_starts_s(job, parts),
             rounds0=[round0] * job.n if parts else None,
             servers=job.servers,
+            absences=absences,
         )
         try:
             with handling(hooks.ask_stop):
@@ -98,26 +101,38 @@ def simulate(job: Job, out: Path | None = None, resume: RunFolder | None = None,
                 hooks.ended()
         finally:
             hooks.close()
-    final = [state for state in result.final[-1 if job.servers else 0 :] if state is not None]
+    final = {i: state.x for i, state in enumerate(result.final[-1 if job.servers else 0 :]) if state is not None}
     if hooks.stopped_at is not None and hooks.stopped_at < job.method.rounds:
         raise Stopped(
             f"stopped after round {hooks.stopped_at} of {job.method.rounds}, where a checkpoint was written; "
             f"go on with: gossamer simulate --resume {folder.path}"
         )
-    write_result(job, "sim", folder, [s.x for s in final], hooks.judge)
+    write_result(job, "sim", folder, final, hooks.judge)
     return folder
 
 
-def write_result(job: Job, world: str, folder: RunFolder, trees: list[Tree], judge: Callable[[Tree], float]) -> None:
-    """`summary.json` of a finished run. `trees`: the workers' parameters; where there are servers, the global one's alone."""
+def _starts_s(job: Job, parts: dict[int, checkpoint.Part]) -> list[float] | None:
+    """What each worker's clock shows at the start; the dead have none, and take the first."""
+    if not parts:
+        return None
+    known = {i: float(part.extra["time_s"]) for i, part in parts.items()}
+    return [known.get(i, min(known.values())) for i in range(job.n)]
+
+
+def write_result(job: Job, world: str, folder: RunFolder, trees: dict[int, Tree], judge: Callable[[Tree], float]) -> None:
+    """`summary.json` of a finished run. `trees`: the parameters of the workers that are left; where there are servers, the global one's
+    alone."""
+    living = list(trees.values())
+    losses = {i: judge(t) for i, t in trees.items()} if not job.method.synchronous and not job.servers else None
     summary = summarise(
         job,
         world,
         folder.read_lines("metrics.jsonl"),
-        final_loss=judge(fleet_mean(job, trees)),
-        worker_losses=[judge(t) for t in trees] if not job.method.synchronous and not job.servers else None,
-        distance=None if job.servers else consensus_distance(trees),
-        hashes=[sha256(t) for t in trees],
+        final_loss=judge(fleet_mean(job, living)),
+        worker_losses=losses and [losses.get(i) for i in range(job.n)],
+        distance=None if job.servers else consensus_distance(living),
+        hashes=[sha256(living[0])] if job.servers else [sha256(trees[i]) if i in trees else None for i in range(job.n)],
+        dead=[] if job.servers else [i for i in range(job.n) if i not in trees],
     )
     folder.write_summary(summary)
 
@@ -130,9 +145,17 @@ class SimHooks:
     """
 
     def __init__(
-        self, job: Job, folder: RunFolder, corpus: Corpus, network: Network | SeatNetwork, progress: Progress, *, lean: bool = False
+        self,
+        job: Job,
+        folder: RunFolder,
+        corpus: Corpus,
+        network: Network | SeatNetwork,
+        progress: Progress,
+        absences: Absences,
+        *,
+        lean: bool = False,
     ) -> None:
-        self.job, self.folder, self.network, self.progress = job, folder, network, progress
+        self.job, self.folder, self.network, self.progress, self.absences = job, folder, network, progress, absences
         self.judge = job.judge(corpus)
         self.metrics = JsonLines(folder.path / "metrics.jsonl")
         self.trace = JsonLines(folder.path / "trace.jsonl", every=256) if not lean else None
@@ -158,19 +181,23 @@ class SimHooks:
         due = self._due(self.job.config.checkpoint.every, round) and not thrown_away
         if (round == self.stopped_at or due) and not self.job.servers:
             self._save(worker, round, time_s, state, body)
-        if len(self._cuts[round]) == self.job.n:
+        if len(self._cuts[round]) == self._expected(round):
             self._closed(round, state.tokens)
         return Stop() if round == self.stopped_at else Go()
+
+    def _expected(self, round: int) -> int:
+        """How many workers come to the boundary of `round`."""
+        return self.job.n - len(self.absences.missing(round))
 
     def _due(self, every: int, round: int) -> bool:
         return round == self.job.method.rounds or (every > 0 and round % every == 0)
 
     def _save(self, worker: int, round: int, time_s: float, state: State, body: Body | None) -> None:
         assert body is not None and isinstance(self.network, Network)
-        extra = {"time_s": time_s, "network": self.network.snapshot(worker)}
+        extra = {"time_s": time_s, "network": self.network.snapshot(worker), "absences": self.absences.snapshot()}
         where = self.folder.checkpoints
         self._parts[round][worker] = checkpoint.write_part(where, round, worker, state, body.state(), extra)
-        if len(self._parts[round]) == self.job.n:
+        if len(self._parts[round]) == self._expected(round):
             hashes = self._parts.pop(round)
             if self.trace:
                 self.trace.flush()

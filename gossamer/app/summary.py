@@ -45,9 +45,10 @@ def summarise(
     records: Iterable[Mapping[str, Any]],
     *,
     final_loss: float | None,
-    worker_losses: Sequence[float] | None,
+    worker_losses: Sequence[float | None] | None,
     distance: float | None,
-    hashes: Sequence[str],
+    hashes: Sequence[str | None],
+    dead: Sequence[int] = (),
 ) -> dict[str, Any]:
     """The content of `summary.json` (design: run folder)."""
     records = list(records)
@@ -55,7 +56,7 @@ def summarise(
     seconds = [dict.fromkeys(KINDS, 0.0) for _ in range(n)]
     wall = [0.0] * n
     sent, received, tokens, rounds = [0] * n, [0] * n, [0] * n, [0] * n
-    refused, exact_zeros = 0, 0.0
+    refused, absent, exact_zeros = 0, 0, 0.0
     for r in records:
         if r["kind"] not in ("round", "close"):
             continue
@@ -69,6 +70,7 @@ def summarise(
             tokens[i] += r["tokens"] or 0
             rounds[i] = max(rounds[i], r["round"])
             refused += i in r.get("refused", ())
+            absent += len(r.get("absent", ()))
             exact_zeros = max(exact_zeros, r.get("exact_zeros", 0.0))
 
     def shares(kind: str) -> dict[str, Any]:
@@ -88,12 +90,14 @@ def summarise(
         "workers": n,
         "worker_names": worker_names(job),
         "parameters": numel(job.layout),
-        "rounds": min(rounds),
+        "rounds": min(rounds[i] for i in range(n) if i not in dead),
         "tokens": sum(tokens),
         "seed": job.config.seed,
         "final_loss": final_loss,
         "final_perplexity": None if final_loss is None else perplexity(final_loss),
-        "final_perplexity_workers": None if worker_losses is None else [perplexity(loss) for loss in worker_losses],
+        "final_perplexity_workers": None
+        if worker_losses is None
+        else [None if loss is None else perplexity(loss) for loss in worker_losses],
         "wall_s": max(wall),
         "time_to_target_s": hit_s,
         "target_perplexity": target,
@@ -103,6 +107,8 @@ def summarise(
         "bytes_sent": sent,
         "bytes_received": received,
         "refused": refused,
+        "absent": absent,
+        "dead": list(dead),
         "exact_zeros": exact_zeros,
         "consensus_distance": distance,
         "params_sha256": list(hashes),

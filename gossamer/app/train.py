@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from gossamer.app.folder import JsonLines, RunFolder, write_atomically
+from gossamer.app.absence import part_of
+from gossamer.app.collect import STREAMS, collect
+from gossamer.app.folder import JsonLines, RunFolder
 from gossamer.app.job import Job
 from gossamer.app.metrics import check_unchanged, evaluation, facts_of
 from gossamer.app.progress import Progress, duration
-from gossamer.app.simulate import write_result
 from gossamer.core.errors import BadInput, RunFailed, Stopped
 from gossamer.core.tree import layout_hash, master
 from gossamer.net.driver import run
@@ -27,8 +28,6 @@ from gossamer.worker.account import TraceKind
 from gossamer.worker.effects import Body, Go, Stop
 from gossamer.worker.peer import peer
 from gossamer.worker.state import State
-
-STREAMS = ("metrics.jsonl", "trace.jsonl")
 
 
 def is_worker() -> bool:
@@ -72,7 +71,7 @@ def launch_local(job: Job, out: Path, *, resume: bool = False) -> Path:
         return None if found is None else f"round {found}; go on with: gossamer train --workers {job.n} --resume {out}"
 
     threads = str(job.config.run.threads_per_worker)
-    code = launch(job.n, command, out / "logs", env={"OMP_NUM_THREADS": threads}, last_checkpoint=last)
+    code = launch(job.n, command, out / "logs", env={"OMP_NUM_THREADS": threads}, last_checkpoint=last, survives=job.goes_on)
     if code in (130, 143):
         raise Stopped(f"stopped; last whole checkpoint: {last() or 'none yet'}")
     if code == 2:
@@ -93,7 +92,7 @@ def work(job: Job, out: Path, *, resume: bool = False) -> Path:
     torch.set_num_threads(job.config.run.threads_per_worker)
     job.pace_s(0)
     corpus = job.corpus()
-    with init() as group:
+    with init(survives=_survives(job)) as group:
         if group.n != job.n:
             raise BadInput(
                 f"{group.n} processes were started for the {job.n} workers of fleet {job.fleet.name}: start {job.n} "
@@ -113,11 +112,21 @@ def work(job: Job, out: Path, *, resume: bool = False) -> Path:
             if folder.finished:
                 return folder.path
         state, hooks = _run(job, group, folder, corpus, _first_round(group, folder) if resume else 0)
-        _collect(job, group, folder, hooks, state)
+        collect(job, group, folder, hooks, state)
         stopped = group.stopped_by
     if stopped:
         raise SystemExit(128 + stopped)
     return folder.path
+
+
+def _survives(job: Job) -> bool:
+    """Whether this worker goes on when another one is gone. Whoever started it must let it."""
+    ours = STORE_ENV in os.environ
+    if job.config.run.on_death == "continue" and not ours and job.n > 1:
+        raise BadInput(
+            'run.on_death = "continue" is for --workers: torchrun ends all workers when one has died. Set run.on_death = "stop", and resume'
+        )
+    return job.goes_on and ours
 
 
 def _folder(job: Job, group: Group, out: Path, corpus: Corpus, resume: bool) -> RunFolder:
@@ -146,9 +155,9 @@ def _run(job: Job, group: Group, folder: RunFolder, corpus: Corpus, round0: int)
     me = group.me
     body = job.body(me, corpus, job.pace_s(me))
     start_s = 0.0
-    mine = _Mine(folder, me)
+    mine = Mine(folder, me)
     if round0:
-        state, kept, extra = checkpoint.read_part(folder.checkpoints, round0, me, body.device)
+        state, kept, extra = part_of(job, folder.checkpoints, round0, me, body.device)
         body.load_state(kept)
         start_s = extra["time_s"]
         for name in STREAMS:
@@ -168,23 +177,7 @@ def _run(job: Job, group: Group, folder: RunFolder, corpus: Corpus, round0: int)
     return state, hooks
 
 
-def _collect(job: Job, group: Group, folder: RunFolder, hooks: NetHooks, state: State) -> None:
-    """Everybody's records to worker 0, and the fleet's mean; these bytes are not the method's and are counted apart."""
-    mine = hooks.mine.folder
-    for name in STREAMS:
-        told = group.gather_bytes((mine.path / name).read_bytes())
-        if told is not None:
-            lines = [json.loads(line) for data in told for line in data.decode().splitlines()]
-            lines.sort(key=lambda r: (r.get("time_s", r.get("start_s", 0.0)), r["worker"]))
-            write_atomically(folder.path / name, "".join(json.dumps(r, separators=(",", ":")) + "\n" for r in lines))
-    trees = group.gather_trees(state.x)
-    if trees is not None:
-        everybody = list(trees)
-        if state.round == job.method.rounds:
-            write_result(job, "net", folder, everybody, hooks.judge)
-
-
-class _Mine:
+class Mine:
     """One worker's own records while the run goes: whole whatever happens to the others, merged by worker 0 at the end."""
 
     def __init__(self, folder: RunFolder, me: int) -> None:
@@ -215,16 +208,21 @@ class _Mine:
 class NetHooks:
     """Metrics, trace, evaluation and checkpoints of one real worker.
 
-    A checkpoint is the cut "every worker's own boundary of one round": each writes its part and posts its hash; worker 0 closes the
-    round when all are there, without making anybody wait.
+    A checkpoint is the cut "every worker's own boundary of one round": each writes its part and posts its hash; the lowest that is
+    left closes the round when the parts of all that are left are there, without making anybody wait.
     """
 
-    def __init__(self, job: Job, group: Group, folder: RunFolder, mine: _Mine, corpus: Corpus, progress: Progress) -> None:
+    def __init__(self, job: Job, group: Group, folder: RunFolder, mine: Mine, corpus: Corpus, progress: Progress) -> None:
         self.job, self.group, self.folder, self.mine, self.progress = job, group, folder, mine, progress
         self.judge = job.judge(corpus)
-        self._open: dict[int, int] = {}  # round -> planned tokens, of checkpoints that worker 0 has not closed
+        self._open: dict[int, int] = {}  # round -> planned tokens, of checkpoints that this worker has not closed
         self._loss: float | None = None
         self._compute_s, self._asked_s, self._steps = 0.0, 0.0, 0
+
+    @property
+    def records(self) -> Path:
+        """The folder of the worker's own records."""
+        return self.mine.folder.path
 
     def boundary(self, worker: int, round: int, time_s: float, state: State, body: Body | None) -> Go | Stop:
         if self._due(self.job.config.eval.every, round):
@@ -237,6 +235,9 @@ class NetHooks:
             self.group.post(f"checkpoint/{round}/{worker}", sha)
             self._open[round] = state.tokens
         self.close_checkpoints()
+        if self.job.kills.get(worker) == round:
+            self.mine.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
         whose = "validation loss" if self.job.method.synchronous else f"worker {worker}'s validation loss"
         self.progress.update(round, state.tokens, self._loss, f"clock {duration(time_s)}", what=whose)
         return Go()
@@ -245,15 +246,17 @@ class NetHooks:
         return round == self.job.method.rounds or (every > 0 and round % every == 0)
 
     def close_checkpoints(self, wait: bool = False) -> None:
-        """Closes the checkpoints of which all parts are there (worker 0)."""
-        if self.group.me != 0:
+        """Closes the checkpoints of which all parts are there (the lowest worker that is left)."""
+        group, folder = self.group, self.folder.checkpoints
+        if group.me != group.living[0]:
             return
+        if group.me:  # it may have taken over: what the one before has closed, or passed over, is done
+            done = checkpoint.newest(folder) or 0
+            self._open = {round: tokens for round, tokens in self._open.items() if round > done}
         for round in sorted(self._open):
-            hashes = self.group.posted([f"checkpoint/{round}/{i}" for i in range(self.job.n)], wait=wait)
-            if hashes is None:
-                continue
-            parts = dict(enumerate(hashes))
-            checkpoint.close(self.folder.checkpoints, round, self._open.pop(round), parts, keep=self.job.config.checkpoint.keep)
+            parts = group.posted_by({i: f"checkpoint/{round}/{i}" for i in range(self.job.n)}, wait=wait)
+            if parts is not None:
+                checkpoint.close(folder, round, self._open.pop(round), parts, keep=self.job.config.checkpoint.keep)
 
     def note(self, record: dict[str, Any]) -> None:
         if record["kind"] == "round":

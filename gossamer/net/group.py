@@ -136,6 +136,18 @@ class Group:
             time.sleep(_POLL_S)
         return [self._store.get(name).decode() for name in names]
 
+    def posted_by(self, keys: Mapping[Addr, str], *, wait: bool = False) -> dict[Addr, str] | None:
+        """The texts that workers posted, each under its key; None while one of the living lacks, unless `wait`. The dead may have posted
+        theirs or not.
+
+        Raises:
+            RunFailed: while waiting, a worker is gone.
+        """
+        if self.posted([key for j, key in keys.items() if j not in self.board.dead], wait=wait) is None:
+            return None
+        there = {j: found[0] for j, key in keys.items() if (found := self.posted([key]))}
+        return there if all(j in there or j in self.board.dead for j in keys) else None
+
     def gather_bytes(self, data: bytes, to: Addr = 0) -> list[bytes] | None:
         """Everybody's bytes at worker `to`, in id order; None elsewhere, at once. All workers call it, in the same order of calls.
 
@@ -146,7 +158,7 @@ class Group:
         if self.me != to:
             self._hand_over(mine, to)
             return None
-        return [bytes(t.numpy()) for t in self._collect(mine)]
+        return [bytes(t.numpy()) for _, t in self._collect(mine)]
 
     def mean_trees(self, tree: Tree, to: Addr = 0) -> Tree | None:
         """The fleet's mean at worker `to`, None elsewhere: sum of float32(1/n) * tree_i in id order, multiply, then add, the same bits as
@@ -160,7 +172,7 @@ class Group:
             return None
         weights = normalised(dict.fromkeys(range(self.n), 1.0))
         acc: Tree = {}
-        for i, one in enumerate(trees):
+        for i, one in trees:
             if not acc:
                 acc = {k: v * weights[i] for k, v in one.items()}
                 continue
@@ -168,8 +180,9 @@ class Group:
                 a.add_(one[k] * weights[i])
         return acc
 
-    def gather_trees(self, tree: Tree, to: Addr = 0) -> Iterator[Tree] | None:
-        """Everybody's tree as float32 at worker `to`, one after the other in id order (take them all); None elsewhere, at once.
+    def gather_trees(self, tree: Tree, to: Addr = 0) -> Iterator[tuple[Addr, Tree]] | None:
+        """Everybody's tree as float32 at worker `to`, one after the other in id order (take them all), without those of the dead; None
+        elsewhere, at once.
 
         Raises:
             RunFailed: a worker is gone, or has a tree of another size.
@@ -181,13 +194,13 @@ class Group:
             return None
         return self._as_trees(flat, full)
 
-    def _as_trees(self, flat: Tensor, like: Tree) -> Iterator[Tree]:
+    def _as_trees(self, flat: Tensor, like: Tree) -> Iterator[tuple[Addr, Tree]]:
         sizes = [v.numel() for v in like.values()]
-        for j, data in enumerate(self._collect(flat)):
+        for j, data in self._collect(flat):
             if data.numel() != flat.numel():
                 raise RunFailed(f"worker {j} has {data.numel() // 4} parameters, worker {self.me} has {flat.numel() // 4}")
             pieces = data.view(torch.float32).split(sizes)
-            yield {k: piece.view(v.shape) for (k, v), piece in zip(like.items(), pieces, strict=True)}
+            yield j, {k: piece.view(v.shape) for (k, v), piece in zip(like.items(), pieces, strict=True)}
 
     def _hand_over(self, data: Tensor, to: Addr) -> None:
         size = torch.frombuffer(bytearray(data.numel().to_bytes(8, "little")), dtype=torch.uint8)
@@ -196,22 +209,24 @@ class Group:
             self.transport.send(to, _BYTES_TAG, data)
         self.apart_sent_bytes += size.numel() + data.numel()
 
-    def _collect(self, mine: Tensor) -> Iterator[Tensor]:
-        """Own and others' bytes in id order, one at a time."""
+    def _collect(self, mine: Tensor) -> Iterator[tuple[Addr, Tensor]]:
+        """Own and others' bytes in id order, one at a time. Of the dead there are none."""
         sizes = {j: self.transport.receive(j, _SIZE_TAG, 8, _as_size) for j in self.transport.others}
         for j in range(self.n):
             if j == self.me:
-                yield mine
+                yield j, mine
                 continue
-            size: int = self._await(sizes[j])
+            size: int | None = self._await(sizes[j])
+            if size is None:
+                continue
             self.apart_received_bytes += 8 + size
-            if size:
-                yield self._await(self.transport.receive(j, _BYTES_TAG, size, lambda t: t))
-            else:
-                yield torch.empty(0, dtype=torch.uint8)
+            data = self._await(self.transport.receive(j, _BYTES_TAG, size, lambda t: t)) if size else torch.empty(0, dtype=torch.uint8)
+            if data is not None:
+                yield j, data
 
     def _await(self, receipt: Receipt) -> Any:
-        self.board.wait(lambda: receipt.done)
+        """What came; None where the sender has died first."""
+        self.board.wait(lambda: receipt.done or (receipt.lost and receipt.src in self.board.dead))
         return receipt.value
 
     def close(self) -> None:

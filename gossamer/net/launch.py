@@ -126,11 +126,12 @@ def launch(
     say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
     grace_s: float = 10.0,
     rounds: bool = True,
+    survives: bool = False,
 ) -> int:
     """Runs `argv` n times, as workers 0 to n - 1 of one run, to their common end. No process of it is left when this returns.
 
-    Worker 0 writes to this process's output, worker i to `log_dir`/worker-<i>.log. The first worker that fails ends the run. Ctrl-C and
-    SIGTERM are passed on, and all workers stop at one boundary; a second one kills them.
+    Worker 0 writes to this process's output, worker i to `log_dir`/worker-<i>.log. The first worker that fails ends the run, unless the
+    others go on without it. Ctrl-C and SIGTERM are passed on, and all workers stop at one boundary; a second one kills them.
 
     Args:
         argv: the command of one worker, which finds the others by `gossamer.net.init`.
@@ -139,9 +140,11 @@ def launch(
         say: shows a message.
         grace_s: how long the others may take to end by themselves.
         rounds: False: the workers have no rounds to stop after; Ctrl-C ends them.
+        survives: whether the others go on when a worker has failed, unless it was given bad input.
 
     Returns:
-        An exit code: 0 all ended well, 1 a worker failed, 2 a worker was given bad input, 130 or 143 stopped by a signal.
+        An exit code: 0 all ended well (or, of those that go on, at least one), 1 a worker failed, 2 a worker was given bad input, 130 or
+        143 stopped by a signal.
     """
     log_dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="gossamer-") as folder:
@@ -153,7 +156,7 @@ def launch(
                 if fleet.asked is not None:  # while they were being started
                     fleet.tell(fleet.asked)
                 fleet.watch()
-                return _supervise(fleet, last_checkpoint, say, grace_s)
+                return _supervise(fleet, last_checkpoint, say, grace_s, survives)
         finally:
             fleet.kill()
             for child in fleet.children:
@@ -174,25 +177,34 @@ def _start(i: Addr, n: int, argv: Sequence[str], log_dir: Path, store: Path, env
     return _Child(process, log, start_bytes)
 
 
-def _supervise(fleet: _Fleet, last_checkpoint: Callable[[], str | None], say: Callable[[str], None], grace_s: float) -> int:
+def _supervise(fleet: _Fleet, last_checkpoint: Callable[[], str | None], say: Callable[[str], None], grace_s: float, survives: bool) -> int:
     while fleet.running:
         i = fleet.next_end(0.5)
         if fleet.parted:
             break
         if i is None or not fleet.failed(i):
             continue
+        if survives and fleet.children[i].code != 2:
+            if fleet.running:
+                say(_obituary(i, fleet.children[i], "the others go on without it"))
+            continue
         cause = fleet.cause(i, grace_s)
         if not fleet.failed(cause):  # it was told to stop while it could not do so cleanly; the others only lost it
             break
         code = fleet.children[cause].code
         if not (code == 2 and _has_ended_so(fleet.children[0], 2)):  # bad input: worker 0 has said it already
-            say(_obituary(cause, fleet.children[cause], last_checkpoint()))
+            checkpoint = last_checkpoint()
+            say(_obituary(cause, fleet.children[cause], "so the run was ended"))
+            say(f"Last whole checkpoint: {checkpoint}." if checkpoint else "There is no whole checkpoint yet.")
         _end(fleet, grace_s)
         return 2 if code == 2 else 1
     _end(fleet, grace_s)
     codes = {c.code for c in fleet.children}
     if fleet.asked is not None and codes != {0}:
         return 128 + fleet.asked
+    if survives and 0 not in codes and not codes & set(_STOPPED):
+        say("No worker is left.")
+        return 1
     return next((code for code in _STOPPED if code in codes), 0)
 
 
@@ -218,14 +230,14 @@ def _has_ended_so(child: _Child, code: int, within_s: float = 2.0) -> bool:
     return child.process.returncode == code
 
 
-def _obituary(i: Addr, child: _Child, checkpoint: str | None) -> str:
+def _obituary(i: Addr, child: _Child, then: str) -> str:
     code = child.code or 0
     if code < 0:
         name = signal.Signals(-code).name
         fate = f"was killed ({name})"
     else:
         fate = f"failed (exit code {code})"
-    lines = [f"worker {i} {fate}, so the run was ended."]
+    lines = [f"worker {i} {fate}, {then}."]
     if -code == signal.SIGKILL:
         lines.append("If nobody killed it, the system did, which it does when memory runs out.")
     if child.log is not None:
@@ -234,7 +246,6 @@ def _obituary(i: Addr, child: _Child, checkpoint: str | None) -> str:
             tail = log.read().decode(errors="replace").splitlines()[-_TAIL_LINES:]
         lines.append(f"Its output is in {child.log}" + (", and ends with:" if tail else " (empty)."))
         lines += [f"  {line}" for line in tail]
-    lines.append(f"Last whole checkpoint: {checkpoint}." if checkpoint else "There is no whole checkpoint yet.")
     return "\n".join(lines)
 
 

@@ -230,6 +230,11 @@ def alarms(runs: Sequence[Run]) -> list[str]:
                 f"{label}: {count} of {len(run.rounds)} contributions were refused, being not finite or far too large; "
                 "metrics.jsonl names workers and rounds. A lower learning rate is the usual remedy."
             )
+        if dead := run.summary.get("dead"):
+            workers = f"worker{'s' * (len(dead) > 1)} {', '.join(map(str, dead))} died"
+            said.append(f"{label}: {workers}, and the others went on: the final model is their mean.")
+        if skipped := int(run.number("absent") or 0):
+            said.append(f"{label}: {skipped} times a worker skipped an exchange, its peer being dead or late (absent in metrics.jsonl).")
         zeros = run.number("exact_zeros") or 0.0
         if zeros > MANY_ZEROS:
             said.append(

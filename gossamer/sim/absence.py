@@ -78,6 +78,10 @@ class Absences:
         since = 1 + max(rounds, default=0)
         self.roll.enter(since, {*self.roll.absent(since), worker})
 
+    def missing(self, round: int) -> frozenset[Addr]:
+        """Who never comes to the boundary of `round`: dead before, and not back before."""
+        return frozenset(j for j, last in self._kills.items() if last < round and not self.gone.get(j, math.inf) < round)
+
     def due(self, round: int, rounds: Iterable[int]) -> None:
         """Somebody has come to the boundary of `round`: whoever is to come back then, does so with a round that is agreed on now."""
         for worker, at in self._returns.items():

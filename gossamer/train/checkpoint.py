@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from gossamer.core.errors import BadInput, RunFailed
+from gossamer.core.members import Roll
 from gossamer.core.plan import Plan
 from gossamer.core.replan import Planned
 from gossamer.core.tree import Tree
@@ -174,6 +175,11 @@ def latest(folder: Path) -> int | None:
     return None
 
 
+def newest(folder: Path) -> int | None:
+    """The newest round with a manifest; its parts are not looked at."""
+    return max(_closed(folder), default=None)
+
+
 def round_folder(folder: Path, round: int) -> Path:
     """Where the checkpoint of `round` lies."""
     return Path(folder) / f"round-{round:06d}"
@@ -196,6 +202,7 @@ def _pack_state(state: State, tensors: dict[str, Tensor]) -> dict[str, Any]:
     for name in ("residual", "mean_residual", "others", "local"):
         kept: Tree | None = getattr(state, name)
         packed[name] = None if kept is None else tree(name, kept)
+    packed["roll"] = [[since, sorted(absent)] for since, absent in state.roll.epochs]
     packed["streams"] = [_pack_stream(stream, str(p), tensors) for p, stream in enumerate(state.streams)]
     return packed
 
@@ -236,6 +243,7 @@ def _unpack_state(packed: Mapping[str, Any], tensors: Mapping[str, Tensor], devi
         local=tree("local", packed["local"]),
         streams=[_unpack_stream(stream, str(p), tensors, device) for p, stream in enumerate(packed["streams"])],
         planned=_unpack_planned(packed.get("planned", {})),
+        roll=Roll([(since, frozenset(absent)) for since, absent in packed.get("roll", [])]),
     )
 
 
