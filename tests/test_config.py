@@ -72,7 +72,7 @@ def test_every_setting_is_described() -> None:
         ("data.source=true", ["data.source = true: expected text in quotes"]),
         ("eval.target_perplexity=0.5", ["eval.target_perplexity = 0.5: expected a number, above 1", "never reaches 1"]),
         ("schedule.name=cosin", ['schedule.name = "cosin": expected one of "cosine"', 'Did you mean "cosine"?']),
-        ("run.on_death=continue", ['run.on_death = "continue": expected "stop"']),
+        ("run.on_death=wait", ['run.on_death = "wait": expected one of "auto", "stop", "continue"']),
         ("model.config=3", ["model.config = 3: expected text in quotes or a table"]),
         ("method.name=dilco", ['method.name = "dilco" is not a method; did you mean "diloco"?', "dotted path"]),
         ("method=diloco", ["method is a section", 'did you mean method.name = "diloco"?']),

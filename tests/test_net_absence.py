@@ -239,6 +239,25 @@ def test_nobody_waits_for_anybody_but_the_peers_of_the_round() -> None:
     assert in_threads(n, job) == [14] * n
 
 
+def test_real_workers_can_be_kept_together() -> None:
+    """Worker 0 of a ring is slow, and the graph would let others be three rounds ahead. What is counted here comes a moment after a worker
+    has told the others of its round, so that a bound of one round shows as two."""
+    n, lock, done, apart = 8, threading.Lock(), dict.fromkeys(range(8), 0), []
+
+    def job(group: Group) -> int:
+        def crossed(round: int) -> None:
+            with lock:
+                done[group.me] = round
+                apart.append(max(done.values()) - min(done.values()))
+
+        sides = sorted({(group.me - 1) % n, (group.me + 1) % n})
+        body = Body(0.02 if group.me == 0 else 0.0)
+        return run(talk(group.me, lambda _: sides, 15), body, Hooks(crossed), group, ahead=1)[0].round
+
+    assert in_threads(n, job) == [15] * n
+    assert max(apart) <= 2
+
+
 def test_a_stop_is_agreed_on_by_those_who_are_left() -> None:
     def job(group: Group) -> tuple[int, int | None]:
         def at_boundary(round: int) -> Stop | None:

@@ -222,6 +222,26 @@ def test_a_slow_worker_delays_its_peers_of_the_moment_and_then_theirs(name: str)
     assert 1 <= apart <= max(ahead(method.topology, j, t, int(method.outer.before)) for j in range(N) for t in range(ROUNDS))
 
 
+@pytest.mark.parametrize("most", [1, 2, 9])
+def test_how_far_ahead_workers_may_be_can_be_bounded(most: int) -> None:
+    """On a ring, where the graph lets them be two rounds apart. It costs the fast their lead and nobody a bit; what they lose is idle."""
+
+    def run(ahead: int) -> tuple[SimResult, Snapshots]:
+        hooks, method = Snapshots(), PLAIN["ring"]
+        bodies = [StillBody(i) for i in range(N)]
+        times = Times(*[4.0 if i == 1 else 1.0 for i in range(N)])
+        programs = [still(i, method) for i in range(N)]
+        return Simulation(programs, bodies, Links(lambda *_: 0.05), times, hooks, rounds0=[1] * N, ahead=ahead).run(), hooks
+
+    (free, unbound), (held, bound) = run(0), run(most)
+    assert max(max(done) - min(done) for done in _standings(bound)) == min(most, 2)
+    assert max(max(done) - min(done) for done in _standings(unbound)) == 2
+    assert all(torch.equal(a.x["w"], b.x["w"]) for a, b in zip(held.final, free.final, strict=True) if a and b)
+    assert (held.accounts == free.accounts) == (most >= 2)
+    for account in held.accounts:
+        assert sum(account.seconds.values()) == pytest.approx(account.wall_s, rel=1e-9)
+
+
 def _standings(hooks: Snapshots) -> list[list[int]]:
     """Rounds completed by each worker, after every crossing."""
     done, found = [1] * N, []

@@ -225,6 +225,11 @@ class RunSection(Section):
     on_death: Literal["auto", "stop", "continue"] = Field(
         default="auto", description="when a worker dies: stop all, or continue without it (gossip); auto: continue where the method can"
     )
+    ahead: int = Field(
+        default=0,
+        ge=0,
+        description="most rounds that a worker may be ahead of the slowest; 0: as many as the graphs let it, told to nobody",
+    )
     deadline_s: float = Field(
         default=0.0, ge=0, le=86_400, description="gossip: seconds of waiting after which an exchange is skipped by both sides; 0: none"
     )

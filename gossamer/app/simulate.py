@@ -94,6 +94,7 @@ def simulate(job: Job, out: Path | None = None, resume: RunFolder | None = None,
             rounds0=[round0] * job.n if parts else None,
             servers=job.servers,
             absences=absences,
+            ahead=job.config.run.ahead,
         )
         try:
             with handling(hooks.ask_stop):

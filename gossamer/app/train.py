@@ -168,7 +168,7 @@ def _run(job: Job, group: Group, folder: RunFolder, corpus: Corpus, round0: int)
     with Progress(job.method.rounds, title, quiet=me != 0, first_round=round0, first_tokens=state.tokens) as progress:
         hooks = NetHooks(job, group, folder, mine, corpus, progress)
         try:
-            state, _ = run(peer(job.seat(me), state), body, hooks, group, start_s=start_s, rounds0=round0)
+            state, _ = run(peer(job.seat(me), state), body, hooks, group, start_s=start_s, rounds0=round0, ahead=job.config.run.ahead)
         finally:
             mine.close()
     hooks.close_checkpoints(wait=True)

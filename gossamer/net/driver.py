@@ -50,13 +50,16 @@ class C10dWorld:
         group: the connections to the other workers; closing it is up to whoever made it, after `run`.
         start_s: what the worker's clock shows at the start (a resumed run).
         rounds0: rounds completed before the start.
+        ahead: the most rounds that a worker may have completed more than the slowest; 0: as many as its peers let it. Where it is given,
+            everybody tells everybody of each round.
     """
 
-    def __init__(self, hooks: Hooks | None, group: Group, *, start_s: float = 0.0, rounds0: int = 0) -> None:
+    def __init__(self, hooks: Hooks | None, group: Group, *, start_s: float = 0.0, rounds0: int = 0, ahead: int = 0) -> None:
         self.group = group
         self.round = rounds0
         """Rounds completed."""
         self._hooks = hooks
+        self._ahead = ahead
         self._start_s = start_s
         self._stop_asked = False
         self._posted: dict[tuple[int, Addr], deque[Receipt]] = defaultdict(deque)
@@ -196,6 +199,9 @@ class C10dWorld:
     def _cross(self, effect: Boundary) -> Go | Stop:
         """Agrees on whether to stop here before the hooks are asked, so that they know the last boundary (`Group.last_round`)."""
         ledger, notes = self._ledger, self.group.notes
+        if self._ahead:
+            notes.keep_up(effect.round, self._ahead)
+            ledger.spend("straggler_idle")
         ledger.flush()
         stop = notes.cross(effect.round)
         self.round = ledger.round = self.group.board.round = effect.round
@@ -215,7 +221,7 @@ class C10dWorld:
 
 
 def run(
-    program: Program, body: Body, hooks: Hooks | None, group: Group, *, start_s: float = 0.0, rounds0: int = 0
+    program: Program, body: Body, hooks: Hooks | None, group: Group, *, start_s: float = 0.0, rounds0: int = 0, ahead: int = 0
 ) -> tuple[State, Account]:
     """Runs one worker's program over `group` (see C10dWorld)."""
-    return C10dWorld(hooks, group, start_s=start_s, rounds0=rounds0).run(program, body)
+    return C10dWorld(hooks, group, start_s=start_s, rounds0=rounds0, ahead=ahead).run(program, body)

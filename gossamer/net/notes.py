@@ -32,7 +32,7 @@ from gossamer.net.transport import Wire, close_connections, first_line
 from gossamer.worker.effects import Addr
 
 _NOTE = struct.Struct("<BB2xII")
-_READY, _STOP, _END, _LEFT, _LOST, _DEAD, _VIEW, _TAKEN, _SKIP = range(9)
+_READY, _STOP, _END, _LEFT, _LOST, _DEAD, _VIEW, _TAKEN, _SKIP, _AT = range(10)
 _NOT_AGREED = 2**32 - 1
 _KEPT_ROUNDS = 2
 """READY stamps are kept for this many rounds back: an exchange in flight across a boundary still asks for them."""
@@ -58,6 +58,7 @@ class Notes:
         self.pairs = Pairs(self.me, lambda j, tag, taken: self._send(j, _TAKEN if taken else _SKIP, tag))
         self._viewed: dict[Addr, list[tuple[Addr, int]]] = defaultdict(list)  # views that are coming in
         self._last: dict[Addr, int] = {}  # the p_i of the agreement
+        self._at: dict[Addr, int] = {}  # rounds that the others have completed, where that is told
         self._passed = 0
         self._group = group
         self._crew = Crew()
@@ -103,7 +104,9 @@ class Notes:
 
     def start_at(self, round: int) -> None:
         """The run starts with `round` rounds completed."""
-        self._passed = self.members.passed = round
+        with self.board.changed:
+            self._passed = self.members.passed = round
+            self._at = {j: max(round, self._at.get(j, 0)) for j in self.others}
 
     @property
     def living(self) -> tuple[Addr, ...]:
@@ -143,6 +146,17 @@ class Notes:
         for j in self.others:
             self._send(j, _STOP, self._last[self.me], signal=signal)
         self.board.changed.notify_all()
+
+    def keep_up(self, round: int, ahead: int) -> None:
+        """This worker has completed `round` rounds: tells all, and waits until everybody has completed `round - ahead`.
+
+        Raises:
+            RunFailed: a worker is gone.
+        """
+        with self.board.changed:
+            for j in self.living:
+                self._send(j, _AT, round)
+            self.board.wait(lambda: min((self._at[j] for j in self.living), default=round) >= round - ahead)
 
     def _learn(self, gone: Addr) -> None:
         """Under the condition: a worker is dead, or a stop was asked for."""
@@ -244,6 +258,8 @@ class Notes:
                     self._publish(signal)
                 elif kind == _END:
                     self.ended[src] = (a, b)
+                elif kind == _AT:
+                    self._at[src] = a
                 elif kind == _DEAD:
                     self._viewed[src].append((a, b))
                 elif kind == _VIEW:

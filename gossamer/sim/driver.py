@@ -63,6 +63,7 @@ class Simulation:
         servers: how many of the programs, the last ones, are servers. They have no body and no rounds, their time is not traced, and of
             their effects the hooks see boundaries alone.
         absences: who dies, and comes back.
+        ahead: the most rounds that a worker may have completed more than the slowest; 0: as many as its peers let it.
 
     Raises:
         BadInput: lists of unlike lengths, a charge that is not positive, a timing-only run without `sequence`.
@@ -82,6 +83,7 @@ class Simulation:
         sequence: int = 0,
         servers: int = 0,
         absences: Absences | None = None,
+        ahead: int = 0,
     ) -> None:
         seats = len(programs)
         n = seats - servers
@@ -114,7 +116,7 @@ class Simulation:
         self._timing_only = bodies is None
         self._absences = absences or Absences()
         self._sent = 0  # messages so far: the key of the next
-        self._rounds = Rounds(rounds, self._absences.forget)
+        self._rounds = Rounds(rounds, self._absences.forget, lambda w: self._queue.push(self._queue.now_s, ~w.addr, 0), ahead)
 
     def run(self) -> SimResult:
         """Runs all programs to their end, and delivers what is still on its way then.
@@ -221,6 +223,9 @@ class Simulation:
                 worker.now_s = clock_s
             elif type(effect) is Boundary:
                 if not worker.serves:
+                    if not self._rounds.lets(worker, effect):
+                        return
+                    self._spend(worker, "straggler_idle", clock_s - worker.now_s)
                     self._rounds.cross(worker, effect.round)
                 reply = Go() if hooks is None else hooks.boundary(worker.addr, effect.round, clock_s, effect.state, worker.body)
                 if self._absences.active and not isinstance(reply, Stop):
