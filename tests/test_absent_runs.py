@@ -1,0 +1,175 @@
+"""Whole runs with a death in the middle: simulated and real ones tell one story, checkpoints close over the living, and both resume."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_runs import corpus, flags, settings
+
+from gossamer.app.config import load
+from gossamer.app.folder import RunFolder
+from gossamer.app.job import resolve
+from gossamer.app.simulate import SimHooks, simulate
+from gossamer.core.errors import BadInput, RunFailed, Stopped
+from gossamer.report.read import Run
+from gossamer.report.words import alarms
+from gossamer.train import checkpoint
+
+ROOT = Path(__file__).resolve().parent.parent
+ROUNDS = 12
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GOSSAMER_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return corpus(tmp_path_factory.mktemp("text"))
+
+
+def sets_of(text: Path, **more: object) -> list[str]:
+    base: dict[str, object] = {
+        "method__name": "gasloc", "fleet__name": '"uniform-4"', "run__rounds": ROUNDS, "checkpoint__every": 3, "checkpoint__keep": 9,
+        "clock__kill": "[[2, 5]]",
+    }  # fmt: skip
+    return settings(text, **(base | more))
+
+
+def told(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    return json.loads((folder / "summary.json").read_text()), RunFolder(folder).read_lines("metrics.jsonl")
+
+
+def check_story(folder: Path) -> int:
+    """What both worlds must say of worker 2's death after round 5. Returns the first round without it."""
+    summary, records = told(folder)
+    assert summary["dead"] == [2] and summary["rounds"] == ROUNDS
+    assert [sha is None for sha in summary["params_sha256"]] == [i == 2 for i in range(4)]
+    rounds = [r for r in records if r["kind"] == "round"]
+    assert max(r["round"] for r in rounds if r["worker"] == 2) == 5
+    (members,) = [r for r in records if r["kind"] == "members"]
+    assert members["absent"] == [2] and members["worker"] == 0 and 5 <= members["round"] <= 9
+    for r in rounds:
+        assert set(r.get("absent", [])) <= ({2} if 5 <= r["round"] - 1 < members["round"] else set())
+        assert "2" not in r["weights"] or r["worker"] == 2 or r["round"] <= 5
+    assert summary["absent"] == sum(len(r.get("absent", [])) for r in rounds)
+    assert [sorted(checkpoint.read_manifest(folder / "checkpoints", t).parts) for t in (3, 6, 9, 12)] == [[0, 1, 2, 3]] + 3 * [[0, 1, 3]]
+    losses = {i: [r["loss"] for r in rounds if r["worker"] == i] for i in (0, 1, 3)}
+    for mine in losses.values():
+        assert len(mine) == ROUNDS
+        assert all(after < before + 0.3 for before, after in itertools.pairwise(mine)), "the loss jumps"
+    assert any("worker 2 died" in sentence for sentence in alarms([Run.load(folder)]))
+    return int(members["round"])
+
+
+def test_a_simulated_death_is_in_the_metrics_and_the_loss_does_not_jump(text: Path, tmp_path: Path) -> None:
+    whole, _ = told(simulate(resolve(load([], sets_of(text, clock__kill="[]"))), tmp_path / "whole", quiet=True).path)
+    dead = simulate(resolve(load([], sets_of(text))), tmp_path / "dead", quiet=True).path
+    check_story(dead)
+    summary, records = told(dead)
+    assert abs(summary["final_loss"] - whole["final_loss"]) < 0.1
+    evals = [r for r in records if r["kind"] == "eval"]
+    assert [r["round"] for r in evals] == list(range(1, ROUNDS + 1))
+    assert whole["dead"] == [] and whole["absent"] == 0
+
+
+def test_a_real_worker_that_is_killed_is_survived_by_the_others(text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "real"
+    command = [sys.executable, "-m", "gossamer", "train", "--workers", "4", "--out", str(out), *flags(sets_of(text))]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "worker 2 was killed (SIGKILL), the others go on without it." in done.stderr
+    check_story(out)
+    assert (out / "report.html").is_file()
+    # All four go on from a checkpoint that worker 2 has no part in: it takes the state of worker 0.
+    (out / "summary.json").unlink()
+    for later in (12, 9):
+        (out / "checkpoints" / f"round-{later:06d}" / "manifest.json").unlink()
+    command = [sys.executable, "-m", "gossamer", "train", "--workers", "4", "--resume", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    summary, records = told(out)
+    assert summary["dead"] == [] and all(summary["params_sha256"])
+    assert sorted(r["round"] for r in records if r["kind"] == "round" and r["worker"] == 2) == [*range(1, 6), *range(7, ROUNDS + 1)]
+
+
+def test_worker_0_may_die_too(text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "real"
+    sets = sets_of(text, clock__kill="[[0, 4], [3, 8]]", method__topology='"one_peer"')
+    command = [sys.executable, "-m", "gossamer", "train", "--workers", "4", "--out", str(out), *flags(sets)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    summary, records = told(out)
+    assert summary["dead"] == [0, 3] and summary["rounds"] == ROUNDS
+    assert sorted(checkpoint.read_manifest(out / "checkpoints", 12).parts) == [1, 2]
+    assert {r["worker"] for r in records if r["kind"] == "round"} == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("stop", [4, 7])
+def test_a_simulation_with_a_death_resumes_to_the_same_bits(stop: int, text: Path, tmp_path: Path, monkeypatch) -> None:
+    sets = sets_of(text, checkpoint__every=1)
+    want, _ = told(simulate(resolve(load([], sets)), tmp_path / "whole", quiet=True).path)
+    original = SimHooks.boundary
+
+    def interrupt(self, worker, round, time_s, state, body):
+        self.stop_asked = self.stop_asked or round == stop
+        return original(self, worker, round, time_s, state, body)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SimHooks, "boundary", interrupt)
+        with pytest.raises(Stopped):
+            simulate(resolve(load([], sets)), tmp_path / "cut", quiet=True)
+    simulate(resolve(load([tmp_path / "cut" / "config.toml"])), resume=RunFolder.existing(tmp_path / "cut"), quiet=True)
+    got, _ = told(tmp_path / "cut")
+    assert got["params_sha256"] == want["params_sha256"]
+    assert got["bytes_sent"] == want["bytes_sent"]
+    check_story(tmp_path / "cut")
+
+
+def test_a_simulated_worker_comes_back(text: Path, tmp_path: Path) -> None:
+    folder = simulate(resolve(load([], sets_of(text, clock__back="[[2, 8]]"))), tmp_path / "back", quiet=True).path
+    summary, records = told(folder)
+    gone, came = [r for r in records if r["kind"] == "members"]
+    assert (gone["absent"], came["absent"]) == ([2], []) and came["round"] > 8
+    assert summary["dead"] == [] and all(summary["params_sha256"])
+    mine = [r["round"] for r in records if r["kind"] == "round" and r["worker"] == 2]
+    assert mine == [1, 2, 3, 4, 5, *range(came["round"] + 1, ROUNDS + 1)]
+    assert sorted(checkpoint.read_manifest(folder / "checkpoints", 12).parts) == [0, 1, 2, 3]
+
+
+def test_a_synchronous_run_ends_with_the_death_of_a_worker(text: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunFailed, match="worker 2 died after round 5"):
+        simulate(resolve(load([], sets_of(text, method__name="diloco"))), tmp_path / "run", quiet=True)
+    with pytest.raises(RunFailed, match="worker 2 died after round 5"):
+        simulate(resolve(load([], sets_of(text, run__on_death="stop"))), tmp_path / "gossip", quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"method__name": "diloco", "run__on_death": "continue"}, "cannot go on without a worker"),
+        ({"method__topology": '"one_peer_exp"', "run__on_death": "continue"}, "cannot go on without a worker"),
+        ({"clock__kill": "[[4, 5]]"}, "worker from 0 to 3"),
+        ({"clock__kill": "[[2, 12]]"}, "a round from 1 to 11"),
+        ({"clock__kill": "[[2, 5], [2, 6]]"}, "names a worker twice"),
+        ({"clock__back": "[[2, 5]]"}, "later than it died"),
+        ({"clock__kill": "[[0, 1], [1, 1], [2, 1], [3, 1]]"}, "leave at least one"),
+        ({"method__name": "halos", "checkpoint__every": 0}, "has servers"),
+        ({"method__name": "diloco", "clock__kill": "[]", "run__deadline_s": 1.0}, "a gossip method"),
+    ],
+)
+def test_what_cannot_be_is_refused(more: dict[str, object], words: str, text: Path) -> None:
+    with pytest.raises(BadInput, match=words):
+        resolve(load([], sets_of(text, **more)))
