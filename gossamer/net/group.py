@@ -143,10 +143,12 @@ class Group:
         Raises:
             RunFailed: while waiting, a worker is gone.
         """
-        if self.posted([key for j, key in keys.items() if j not in self.board.dead], wait=wait) is None:
-            return None
-        there = {j: found[0] for j, key in keys.items() if (found := self.posted([key]))}
-        return there if all(j in there or j in self.board.dead for j in keys) else None
+        while self.posted([key for j, key in keys.items() if j not in self.board.dead]) is None:
+            if not wait:
+                return None
+            self.board.check()
+            time.sleep(_POLL_S)
+        return {j: found[0] for j, key in keys.items() if (found := self.posted([key]))}
 
     def gather_bytes(self, data: bytes, to: Addr = 0) -> list[bytes] | None:
         """Everybody's bytes at worker `to`, in id order; None elsewhere, at once. All workers call it, in the same order of calls.
