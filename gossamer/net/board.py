@@ -38,6 +38,8 @@ class Board:
         self.changed = threading.Condition()
         self.survives = survives
         """Whether this worker goes on when another one is gone."""
+        self.over = False
+        """This worker closes its connections. That others go with them is no news, and nobody must be told of it."""
         self.dead: dict[Addr, str] = {}
         """Who is gone, and why; empty where that ends the run."""
         self.on_death: Callable[[Addr], None] = lambda worker: None
@@ -59,7 +61,7 @@ class Board:
     def gone(self, worker: Addr, why: str) -> None:
         """`worker` is gone for certain."""
         with self.changed:
-            if worker in self.left or worker in self.dead:
+            if self.over or worker in self.left or worker in self.dead:
                 return
             if not self.survives:
                 self.fail(PeerLost(worker, self.round, why))

@@ -262,7 +262,7 @@ class Group:
         """Ends at once after a failure: tells the others who is to blame, then closes the connections."""
         if self._closed:
             return
-        self._closed = True
+        self._closed = self.board.over = True
         to_blame = error.worker if isinstance(error, PeerLost) else self.me
         if to_blame != self.me and STORE_ENV in os.environ:
             marker_of(os.environ[STORE_ENV], self.me).write_text(str(to_blame))
@@ -270,6 +270,7 @@ class Group:
         self._hang_up()
 
     def _hang_up(self) -> None:
+        self.board.over = True
         self.transport.hang_up()
         self.notes.hang_up()
 
