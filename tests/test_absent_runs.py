@@ -60,7 +60,7 @@ def check_story(folder: Path) -> int:
     (members,) = [r for r in records if r["kind"] == "members"]
     assert members["absent"] == [2] and members["worker"] == 0 and 5 <= members["round"] <= 9
     for r in rounds:
-        assert set(r.get("absent", [])) <= ({2} if 5 <= r["round"] - 1 < members["round"] else set())
+        assert set(r.get("absent", [])) <= ({2} if 4 <= r["round"] - 1 < members["round"] else set())
         assert "2" not in r["weights"] or r["worker"] == 2 or r["round"] <= 5
     assert summary["absent"] == sum(len(r.get("absent", [])) for r in rounds)
     assert [sorted(checkpoint.read_manifest(folder / "checkpoints", t).parts) for t in (3, 6, 9, 12)] == [[0, 1, 2, 3]] + 3 * [[0, 1, 3]]
@@ -117,9 +117,10 @@ def test_worker_0_may_die_too(text: Path, tmp_path: Path) -> None:
     assert {r["worker"] for r in records if r["kind"] == "round"} == {0, 1, 2, 3}
 
 
-@pytest.mark.parametrize("stop", [4, 7])
+@pytest.mark.parametrize("stop", [2, 5, 7])
 def test_a_simulation_with_a_death_resumes_to_the_same_bits(stop: int, text: Path, tmp_path: Path, monkeypatch) -> None:
-    sets = sets_of(text, checkpoint__every=1)
+    """Before and after it. (A stop at the very boundary of the death is another story: the others are not where they would have been.)"""
+    sets = sets_of(text, checkpoint__every=1, checkpoint__keep=20)
     want, _ = told(simulate(resolve(load([], sets)), tmp_path / "whole", quiet=True).path)
     original = SimHooks.boundary
 

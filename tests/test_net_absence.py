@@ -70,20 +70,21 @@ class Town:
 def test_all_living_agree_in_every_round_on_who_takes_part(seed: int) -> None:
     town, n = Town(5, seed), 5
     deaths = {town.rng.randrange(60): town.rng.randrange(n) for _ in range(town.rng.randrange(1, 4))}
-    ask = town.rng.randrange(90)
+    ask, asker = town.rng.randrange(90), -1
     for moment in range(600):
         if (dies := deaths.get(moment)) in town.alive:
             town.die(dies)
         if moment == ask and town.alive:
-            i = min(town.alive)
-            town.publish(i, town.members[i].learn(frozenset({n})))
+            asker = min(town.alive)
+            town.publish(asker, town.members[asker].learn(frozenset({n})))
         town.step()
     rounds = {t for i in town.alive for t in town.entered[i]}
     for t in rounds:
         assert len({town.entered[i][t] for i in town.alive if t in town.entered[i]}) == 1, f"round {t}"
     gone = set(range(n)) - town.alive
     for i in town.alive:
-        assert town.members[i].settled and town.members[i].dead == gone | {n}
+        assert town.members[i].settled and town.members[i].dead - {n} == gone
+        assert asker not in town.alive or n in town.members[i].dead
         assert town.members[i].since == town.members[min(town.alive)].since
         assert max(town.entered[i]) > max(town.members[i].since[j] for j in gone), "it went on without them"
 

@@ -25,8 +25,9 @@ from gossamer.core.schedule import Constant
 from gossamer.core.slowdown import Slowdown
 from gossamer.net import Group, run
 from gossamer.recipes import Setting, diloco, gasloc, geomesh
-from gossamer.sim.driver import SimResult, Simulation
+from gossamer.sim.driver import Simulation
 from gossamer.sim.memo import MemoCombine
+from gossamer.sim.models import SimResult
 from gossamer.sim.network import Network
 from gossamer.sim.timing import ComputeTime
 from gossamer.train import checkpoint

@@ -15,8 +15,9 @@ from gossamer.core.plan import Plan
 from gossamer.core.schedule import Constant
 from gossamer.core.topology import TwoPeer
 from gossamer.recipes import REGISTRY, Setting, diloco, gasloc, geomesh
-from gossamer.sim.driver import SimResult, Simulation
+from gossamer.sim.driver import Simulation
 from gossamer.sim.memo import MemoCombine
+from gossamer.sim.models import SimResult
 from gossamer.sim.network import Network
 from gossamer.sim.timing import ComputeTime
 from gossamer.worker.peer import peer, start

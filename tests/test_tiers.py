@@ -20,7 +20,8 @@ from gossamer.core.schedule import Constant, Cosine
 from gossamer.core.tiers import DelayedNesterov, Tiers
 from gossamer.core.tree import Tree, sha256
 from gossamer.recipes import Setting, halos
-from gossamer.sim.driver import SimResult, Simulation
+from gossamer.sim.driver import Simulation
+from gossamer.sim.models import SimResult
 from gossamer.worker.effects import Done, RecvAny, Send, Work
 from gossamer.worker.packet import HEADER_BYTES
 from gossamer.worker.seat import Seat

@@ -19,6 +19,8 @@ def check_fates(config: Config, method: Method) -> None:
             f'run.on_death = "continue", but {method.name} cannot go on without a worker: its mean is over all, or whom a worker hears is '
             'not who hears it. Set run.on_death = "stop", or use gossip over one_peer, two_peer or ring (gasloc, noloco, dadam)'
         )
+    if method.tiers and (clock.kill or clock.back):
+        raise BadInput(f"clock.kill is for workers that are each other's peers, and {method.name} has servers: leave it out")
     for key, pairs in (("kill", clock.kill), ("back", clock.back)):
         for pair in pairs:
             if len(pair) != 2 or not 0 <= pair[0] < method.n or not 1 <= pair[1] < method.rounds:
@@ -30,8 +32,6 @@ def check_fates(config: Config, method: Method) -> None:
             raise BadInput(f"clock.{key} names a worker twice: give each once")
     if not clock.kill and not clock.back:
         return
-    if method.tiers:
-        raise BadInput(f"clock.kill is for workers that are each other's peers, and {method.name} has servers: leave it out")
     kills = {pair[0]: pair[1] for pair in clock.kill}
     for worker, round in clock.back:
         if worker not in kills or round <= kills[worker] or not method.outlives:

@@ -130,7 +130,7 @@ def write_result(job: Job, world: str, folder: RunFolder, trees: dict[int, Tree]
         world,
         folder.read_lines("metrics.jsonl"),
         final_loss=judge(fleet_mean(job, living)),
-        worker_losses=losses and [losses.get(i) for i in range(job.n)],
+        worker_losses=None if losses is None else [losses.get(i) for i in range(job.n)],
         distance=None if job.servers else consensus_distance(living),
         hashes=[sha256(living[0])] if job.servers else [sha256(trees[i]) if i in trees else None for i in range(job.n)],
         dead=[] if job.servers else [i for i in range(job.n) if i not in trees],

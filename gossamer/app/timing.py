@@ -7,7 +7,8 @@ from typing import Any
 
 from gossamer.app.job import Job
 from gossamer.app.summary import KINDS, summarise
-from gossamer.sim.driver import SimResult, Simulation
+from gossamer.sim.driver import Simulation
+from gossamer.sim.models import SimResult
 from gossamer.sim.timing import ComputeTime
 from gossamer.worker.account import Hooks
 

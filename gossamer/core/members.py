@@ -64,7 +64,7 @@ def over(topology: Topology, absent: Absent, round: int) -> Mixing:
     address: with the seed and round of the whole, so that nobody needs to talk. Of any other (with an admissible graph, or a user's own)
     it is the graph of all without the absent, whose weight stays at home: that keeps a symmetric matrix symmetric.
     """
-    return _over(topology, absent, round) if absent else topology.at(round)
+    return _over(topology, absent, round) if absent else topology.at(round)  # type: ignore[arg-type]  # frozen dataclasses, all of them
 
 
 @lru_cache(KEPT)

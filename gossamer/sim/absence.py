@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from gossamer.core.errors import RunFailed
 from gossamer.core.members import Roll
+from gossamer.sim.mailbox import Flight
 from gossamer.sim.worker import Worker
 from gossamer.worker.effects import Addr, Gather, Go, Program
 
@@ -62,6 +63,10 @@ class Absences:
 
     # ---- deaths and returns
 
+    def living(self, workers: Sequence[Worker]) -> list[Worker]:
+        """All but the dead; who is to come back is dead until it does."""
+        return [w for w in workers if self.gone.get(w.addr, 0) <= w.round]
+
     def dies(self, worker: Addr, round: int) -> bool:
         """Whether `worker` is dead once it has completed `round` rounds."""
         return self._kills.get(worker, -1) == round and worker not in self.gone
@@ -100,18 +105,20 @@ class Absences:
 
     # ---- exchanges that do not take place
 
-    def reduced(self, worker: Worker, gather: Gather) -> Gather:
-        """The wait without those who will not be heard."""
-        absent = [j for j in gather.frm if self._is_out(worker, gather.tag, j)]
+    def reduced(self, worker: Worker, gather: Gather, flight: Flight, seats: int) -> Gather:
+        """The wait without those who will not be heard. What the dead had sent arrives, and counts."""
+        absent = [j for j in gather.frm if self._is_out(worker, gather.tag, j, flight, seats)]
         for j in absent:
             gather = without(worker, gather, j)
         return gather
 
-    def _is_out(self, worker: Worker, tag: int, j: Addr) -> bool:
-        return frozenset((worker.addr, j)) in self._skipped.get(tag, ()) or (self.lost(j, tag) and not worker.mail.holds(tag, j))
+    def _is_out(self, worker: Worker, tag: int, j: Addr, flight: Flight, seats: int) -> bool:
+        if self.was_skipped(tag, worker.addr, j):
+            return True
+        return self.lost(j, tag) and not worker.mail.holds(tag, j) and not flight.carries((tag * seats + j) * seats + worker.addr)
 
     def lost(self, j: Addr, tag: int) -> bool:
-        """Whether a message of `tag` from or to worker j goes nowhere from now on."""
+        """Whether worker j, being dead, sends and takes no message of `tag` any more."""
         return tag // 8 < self.gone.get(j, 0)
 
     def was_skipped(self, tag: int, a: Addr, b: Addr) -> bool:

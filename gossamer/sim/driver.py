@@ -20,7 +20,7 @@ from gossamer.sim.deadlock import deadlock
 from gossamer.sim.mailbox import Flight, Mailbox, Message, in_words
 from gossamer.sim.models import NetworkModel, SimResult, TimeModel
 from gossamer.sim.rounds import Rounds
-from gossamer.sim.worker import Worker
+from gossamer.sim.worker import Worker, failure
 from gossamer.worker.account import Hooks, TraceKind, split_wait
 from gossamer.worker.effects import (
     Addr,
@@ -182,7 +182,7 @@ class Simulation:
                     self._finish(worker, stop.value)
                     return
                 except Exception as error:
-                    raise _failure(worker, error) from error
+                    raise failure(worker, error) from error
                 reply = None
             if type(effect) is Span:
                 self._spend(worker, effect.kind, self._timing.span_s(effect.kind, self._charged(effect.nbytes)))
@@ -197,7 +197,7 @@ class Simulation:
                     try:
                         worker.body.load(effect.tree, effect.reset_inner)
                     except Exception as error:
-                        raise _failure(worker, error) from error
+                        raise failure(worker, error) from error
             elif type(effect) is SiteSum:
                 reply = effect.value
             elif worker.now_s > clock_s:  # others can see what follows: let the clock catch up
@@ -208,7 +208,7 @@ class Simulation:
                 self._send(worker, effect)
             elif type(effect) is Gather:
                 if self._absences.active or effect.deadline_s is not None:
-                    effect = self._absences.reduced(worker, effect)
+                    effect = self._absences.reduced(worker, effect, self._flight, len(self._workers))
                 if not worker.mail.present(effect, worker.round):
                     self._wait(worker, effect)
                     return
@@ -227,11 +227,14 @@ class Simulation:
                         return
                     self._spend(worker, "straggler_idle", clock_s - worker.now_s)
                     self._rounds.cross(worker, effect.round)
+                dies = self._absences.dies(worker.addr, effect.round)
+                if dies:
+                    self._absences.bury(worker.addr, [w.round for w in self._absences.living(self._workers) if w is not worker])
                 reply = Go() if hooks is None else hooks.boundary(worker.addr, effect.round, clock_s, effect.state, worker.body)
+                if dies:
+                    self._die(worker, clock_s)
+                    return
                 if self._absences.active and not isinstance(reply, Stop):
-                    if self._absences.dies(worker.addr, effect.round):
-                        self._die(worker, clock_s)
-                        return
                     reply = self._members(worker, effect.round, clock_s)
             elif type(effect) is Note:
                 if hooks is not None:
@@ -265,7 +268,7 @@ class Simulation:
             try:
                 done = worker.body.compute(work)
             except Exception as error:
-                raise _failure(worker, error) from error
+                raise failure(worker, error) from error
         if work.kind != "apply":
             seconds = self._timing.steps_s(worker.addr, worker.round, worker.step, work.steps, work.batch)
             worker.step += work.steps
@@ -299,7 +302,7 @@ class Simulation:
     def _arrive(self, now_s: float, key: int) -> None:
         for src, dst, tag, packet, _ in self._flight.land(key):
             worker = self._workers[dst]
-            if self._absences.active and (self._absences.lost(src, tag) or self._absences.lost(dst, tag)):
+            if self._absences.active and self._absences.lost(dst, tag):
                 continue
             worker.heard_bytes += packet.nbytes
             if self._absences.was_skipped(tag, src, dst):
@@ -337,20 +340,21 @@ class Simulation:
                 self._resume(worker, now_s, missed=j)
 
     def _die(self, dead: Worker, now_s: float) -> None:
-        """A worker is gone, with all that it had sent and that has not arrived."""
+        """A worker is gone. What it has sent arrives; nobody waits for more."""
         self._finish(dead, None)
         dead.program.close()
-        alive = [w for w in self._workers if w.addr not in self._absences.gone and w is not dead]
-        self._absences.bury(dead.addr, [w.round for w in alive])
-        n = len(self._workers)
-        for worker in alive:
-            if worker.gather is not None and worker.gather.tag * n + dead.addr in worker.mail.lacks:
-                self._miss(worker, worker.gather.tag, dead.addr, now_s)
+        for worker in self._absences.living(self._workers):
+            if worker.gather is not None and dead.addr in worker.gather.frm:
+                left = self._absences.reduced(worker, worker.gather, self._flight, len(self._workers))
+                if dead.addr not in left.frm:
+                    worker.gather = left
+                    if not worker.mail.lacks:
+                        self._resume(worker, now_s, missed=dead.addr)
 
     def _members(self, worker: Worker, round: int, now_s: float) -> Go:
         """Who takes part from `round` on; whoever comes back with it starts now."""
         absences = self._absences
-        absences.due(round, [w.round for w in self._workers if absences.gone.get(w.addr, 0) <= w.round])
+        absences.due(round, [w.round for w in absences.living(self._workers)])
         welcome = absences.welcome(round, self._workers) if absences.restart else ()
         for j in welcome:
             assert absences.restart is not None
@@ -390,8 +394,3 @@ class Simulation:
         worker.final, worker.finished = final, True
         if not worker.serves:
             self._rounds.leave(worker)
-
-
-def _failure(worker: Worker, error: Exception) -> RunFailed:
-    what = str(error) if isinstance(error, RunFailed) else f"{type(error).__name__}: {error}"
-    return RunFailed(f"worker {worker.addr}, round {worker.round}: {what}")

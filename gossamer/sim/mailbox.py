@@ -87,6 +87,10 @@ class Flight:
     def __len__(self) -> int:
         return len(self._flying)
 
+    def carries(self, lane: int) -> bool:
+        """Whether a message of the lane is on its way."""
+        return lane in self._head
+
     def start(self, key: int, message: Message) -> None:
         """`message` leaves."""
         self._flying[key] = message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gossamer.core.errors import RunFailed
 from gossamer.sim.mailbox import Mailbox
 from gossamer.worker.account import Account, TraceKind
 from gossamer.worker.effects import Addr, Body, Effect, Gather, Program
@@ -73,3 +74,9 @@ class Worker:
             full["waited_for"] = self.waited_for
             self.settle()
         return full
+
+
+def failure(worker: Worker, error: Exception) -> RunFailed:
+    """What a worker's program or body raised, with its name."""
+    what = str(error) if isinstance(error, RunFailed) else f"{type(error).__name__}: {error}"
+    return RunFailed(f"worker {worker.addr}, round {worker.round}: {what}")
