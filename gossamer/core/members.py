@@ -42,6 +42,8 @@ class Roll:
 
     def absent(self, round: int) -> Absent:
         """Who is left out in `round`."""
+        if not self.epochs:
+            return NOBODY
         place = bisect_right(self.epochs, round, key=lambda epoch: epoch[0])
         return self.epochs[place - 1][1] if place else NOBODY
 
@@ -54,7 +56,7 @@ class Roll:
     def heard(self, round: int, workers: Sequence[int]) -> tuple[int, ...]:
         """Of these peers of `round`, those with whom the exchange can take place."""
         before, unheard = self.unheard
-        return tuple(j for j in workers if j not in unheard) if round < before and unheard else tuple(workers)
+        return tuple(j for j in workers if j not in unheard) if round < before else tuple(workers)
 
 
 def over(topology: Topology, absent: Absent, round: int) -> Mixing:

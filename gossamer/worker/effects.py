@@ -158,7 +158,7 @@ class Go(NamedTuple):
     absent: frozenset[Addr] | None = None
     """Who is left out from the round that begins on; None: nothing has changed. The same on all workers at one boundary."""
     welcome: tuple[Addr, ...] = ()
-    """Who comes back with the round that begins, and takes this worker's state."""
+    """Who comes back with the round that begins, and takes this worker's state; nobody where nothing has changed."""
 
 
 class Stop(NamedTuple):

@@ -6,26 +6,26 @@ anchor and outer state, in float32. Its inner optimizer starts afresh, and its d
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 
 from gossamer.core.codec import Fp32
 from gossamer.core.tree import Tree, master
-from gossamer.worker.effects import Addr, Effect, Expect, Gather, Go, Load, Note, Program, Reply, Send, Span, Tag
+from gossamer.worker.effects import Addr, Effect, Expect, Gather, Load, Note, Program, Reply, Send, Span, Tag
 from gossamer.worker.packet import HEADER_BYTES, Header, Packet, blank, seal
 from gossamer.worker.replanning import plan_at
 from gossamer.worker.seat import Seat
 from gossamer.worker.state import State
 
 
-def enrol(seat: Seat, state: State, go: Go) -> Generator[Effect, Reply, None]:
+def enrol(seat: Seat, state: State, absent: frozenset[Addr], welcome: Sequence[Addr]) -> Generator[Effect, Reply, None]:
     """What a boundary says of the membership from the round that begins on. The lowest of those who stay notes it for all."""
-    if go.absent is not None:
-        before = state.roll.absent(state.round)
-        state.roll.enter(state.round, go.absent)
-        stayed = [i for i in seat.everybody if i not in before and i not in go.absent]
-        if go.absent != before and seat.me == min(stayed, default=-1):
-            yield Note({"kind": "members", "round": state.round, "worker": seat.me, "absent": sorted(go.absent)})
-    for j in go.welcome:
+    before = state.roll.absent(state.round)
+    if absent != before:
+        state.roll.enter(state.round, absent)
+        stayed = [i for i in seat.everybody if i not in before and i not in absent]
+        if seat.me == min(stayed, default=-1):
+            yield Note({"kind": "members", "round": state.round, "worker": seat.me, "absent": sorted(absent)})
+    for j in welcome:
         for tree in (state.x, *state.outer.values()):
             yield Send((j,), Tag.of(state.round, Tag.SYNC), _packed(seat, state.round, tree))
             yield Span("encode", 4 * seat.elements)

@@ -79,7 +79,8 @@ def peer(seat: Seat, state: State) -> Program:
             yield from _drain(seat, state)
             return state
         state.local = {}
-        yield from enrol(seat, state, go)
+        if go.absent is not None:
+            yield from enrol(seat, state, go.absent, go.welcome)
     if any(stream.pending for stream in state.streams):
         yield from _happen(seat, state, Tally(), over=True)
         yield Note({"kind": "close", "round": state.round, "worker": seat.me})
