@@ -13,13 +13,14 @@ from lockstep import Lockstep
 from net_toys import Hooks, in_threads
 from toy import ToyBody, toy_layout, toy_start
 
+from gossamer.core.cadence import Cadence
 from gossamer.core.errors import RunFailed
 from gossamer.core.method import Method
 from gossamer.core.plan import Plan
 from gossamer.core.schedule import Constant
 from gossamer.core.tree import layout_hash
 from gossamer.net import Group, run
-from gossamer.recipes import REGISTRY, Setting, diloco, gasloc, geomesh
+from gossamer.recipes import REGISTRY, Setting, dadam, diloco, gasloc, geomesh
 from gossamer.worker.account import Account
 from gossamer.worker.effects import Body, Go, Stop
 from gossamer.worker.packet import Packet, unseal
@@ -36,6 +37,10 @@ METHODS = {name: recipe(SETTING) for name, recipe in REGISTRY.items() if name !=
     "diloco_sync": replace(diloco(SETTING), sync_from=2),
     "geomesh_unequal_overlap": geomesh(UNEQUAL, overlap=0.3),
     "gasloc_unequal": gasloc(UNEQUAL),
+    "gasloc_mod4": gasloc(UNEQUAL, codec="mod4"),
+    "gasloc_mod1_overlap": replace(gasloc(UNEQUAL, codec="mod1"), cadence=Cadence(0.4)),
+    "gasloc_signs": gasloc(UNEQUAL, codec="signs"),
+    "dadam_mod8": dadam(SETTING, codec="mod8"),
 }
 
 
@@ -85,7 +90,7 @@ def test_real_bits_and_bytes_are_those_without_a_clock(name: str) -> None:
     assert sum(account.bytes_received for _, account, _ in got) == sum(plain.sent)
 
 
-@pytest.mark.parametrize("name", ["diloco", "diloco_overlap", "gasloc_unequal", "geomesh_unequal_overlap"])
+@pytest.mark.parametrize("name", ["diloco", "diloco_overlap", "gasloc_unequal", "geomesh_unequal_overlap", "gasloc_mod1_overlap"])
 def test_a_run_that_was_stopped_and_resumed_has_the_bits_of_one_that_was_not(name: str) -> None:
     method = replace(METHODS[name], rounds=8)
     want = Lockstep(method).run()
@@ -96,7 +101,7 @@ def test_a_run_that_was_stopped_and_resumed_has_the_bits_of_one_that_was_not(nam
     assert same([final for final, _, _ in second], want)
 
 
-@pytest.mark.parametrize("name", ["diloco", "geomesh", "gasloc", "dadam"])
+@pytest.mark.parametrize("name", ["diloco", "geomesh", "gasloc", "dadam", "gasloc_signs"])
 def test_one_flipped_bit_in_the_real_world_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison above can fail: one bit of one message, flipped after its checksum was found right, changes the parameters."""
     want = Lockstep(METHODS[name]).run()

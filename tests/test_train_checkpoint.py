@@ -44,6 +44,7 @@ def full_state(round=12):
         x, round, 10**13 + 1, {"momentum": tree(1), "z": tree(2)}, tree(3), tree(4), tree(5), tree(6, torch.bfloat16), streams,
         Planned(2, 7, Plan((3, 1), (2, 4), 16), Plan((2, 2), (2, 4), 16), (0.5, 0.25), 1),
         Roll([(3, frozenset({1})), (9, frozenset({1, 2}))]),
+        tree(7), tree(9, torch.uint8),
     )  # fmt: skip
 
 

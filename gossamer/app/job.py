@@ -281,8 +281,8 @@ def _assemble(config: Config, fleet: Fleet, layout: Layout, charged: Charged) ->
         return _with_inner(method, config)
 
     p = config.plan
-    codec = method_of(uniform(fleet.n, p.steps, p.batch, p.sequence)).codec
-    charged = replace(charged, bytes_charge=codec.nbytes(charged.layout) / codec.nbytes(layout))
+    wire = method_of(uniform(fleet.n, p.steps, p.batch, p.sequence)).wire
+    charged = replace(charged, bytes_charge=wire.nbytes(charged.layout) / wire.nbytes(layout))
     plan = plan_of(config, fleet, layout, charged, method_of)
     if config.clock.slow_worker >= fleet.n:
         raise BadInput(

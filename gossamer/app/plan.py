@@ -92,7 +92,7 @@ def _run_lines(job: Job, seen: Forecast) -> Iterator[str]:
         f"{method.rounds} rounds of {count(method.plan.usual_tokens)} tokens: {count(method.total_tokens)} tokens, "
         f"about {duration(seen.round_s * method.rounds)} of virtual time"
     )
-    sent = method.exchange.sent_bytes(method.codec, job.layout, method.heard_by, job.n, HEADER_BYTES)
+    sent = method.exchange.sent_bytes(method.wire, job.layout, method.heard_by, job.n, HEADER_BYTES)
     yield (
         f"model: {count(parameters)} parameters; a worker sends {sent / 1e6:.2f} MB a round ({sent / (4 * parameters):.3f} x fp32)"
         + (f", charged as {sent * job.bytes_charge / 1e6:.1f} MB" if job.charged_as else "")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
-from gossamer.core.codec.base import Codec
+from gossamer.core.codec.base import Format
 from gossamer.core.fragment import shards
 from gossamer.core.tree import Layout
 
@@ -24,7 +24,7 @@ class Gather:
     meets: ClassVar[bool] = False
     """Whether it has two phases: somebody must act between what is said and what is heard."""
 
-    def sent_bytes(self, codec: Codec, layout: Layout, heard_by: int, n: int, header_bytes: int) -> int:
+    def sent_bytes(self, codec: Format, layout: Layout, heard_by: int, n: int, header_bytes: int) -> int:
         """Bytes a worker heard by `heard_by` others sends a round, headers included."""
         return heard_by * (header_bytes + codec.nbytes(layout))
 
@@ -37,7 +37,7 @@ class Shard:
     everybody: ClassVar[bool] = True
     meets: ClassVar[bool] = True
 
-    def sent_bytes(self, codec: Codec, layout: Layout, heard_by: int, n: int, header_bytes: int) -> int:
+    def sent_bytes(self, codec: Format, layout: Layout, heard_by: int, n: int, header_bytes: int) -> int:
         """Bytes a worker sends a round, headers included (the mean over workers, whose slices differ by a few bytes)."""
         sizes = [header_bytes + codec.nbytes(piece) for piece in shards(layout, n)]
         return round(2 * (n - 1) * sum(sizes) / n)
@@ -50,7 +50,7 @@ class Ring:
     everybody: ClassVar[bool] = True
     meets: ClassVar[bool] = False
 
-    def sent_bytes(self, codec: Codec, layout: Layout, heard_by: int, n: int, header_bytes: int) -> int:
+    def sent_bytes(self, codec: Format, layout: Layout, heard_by: int, n: int, header_bytes: int) -> int:
         """Bytes a worker sends a round, headers included."""
         return Shard().sent_bytes(codec, layout, heard_by, n, header_bytes)
 

@@ -14,7 +14,8 @@ from typing import Literal, TypeAlias
 
 from gossamer.core.cadence import Cadence
 from gossamer.core.codec import Fp32
-from gossamer.core.codec.base import Codec
+from gossamer.core.codec.base import Codec, Format
+from gossamer.core.codec.pair import PairCodec
 from gossamer.core.errors import BadInput
 from gossamer.core.exchange import Exchange, Gather, Ring
 from gossamer.core.feedback import Feedback
@@ -52,6 +53,9 @@ class Method:
     rounds: int
     exchange: Exchange = field(default_factory=Gather)
     codec: Codec = field(default_factory=Fp32)
+    pair: PairCodec | None = None
+    """How parameters are said in gossip, decoded against the receiver's own. None: as `codec` has it, which otherwise only says what the
+    pair codec cannot."""
     feedback: Feedback | None = None
     weights: Weights = "mixing"
     """Of the mean: `uniform` or `tokens` over the contributions received (synchronous methods), `mixing` for the row of W (gossip)."""
@@ -85,6 +89,11 @@ class Method:
         return self.weights == "mixing" and self.tiers is None and self.topology.at(0).is_symmetric
 
     @property
+    def wire(self) -> Format:
+        """What the packets of a round hold."""
+        return self.pair or self.codec
+
+    @property
     def heard_by(self) -> int:
         """How many hear the payload of a worker in a round."""
         if self.tiers:
@@ -109,6 +118,8 @@ class Method:
         if self.sync_from is not None and not 0 <= self.sync_from < self.n:
             raise BadInput(f"sync_from names worker {self.sync_from}, but workers are 0 to {self.n - 1}")
         self._check_codec()
+        if self.pair:
+            self._check_pair(self.pair)
         if self.tiers:
             self._check_tiers(self.tiers)
         else:
@@ -128,10 +139,27 @@ class Method:
         if self.codec.lossy and self.outer.says == "parameters":
             raise BadInput(
                 f"codec {name} loses bits, and {self.name} exchanges parameters, where that adds up: use codec fp32, "
-                "or a method that exchanges drifts (diloco, geomesh, sparse_loco)"
+                "a pair codec (gasloc: codec mod8 to mod1 or signs), or a method that exchanges drifts (diloco, geomesh, sparse_loco)"
             )
         if self.feedback and not self.codec.lossy:
             raise BadInput(f"error feedback has nothing to feed back with the lossless codec {name}: leave it out, or use a lossy codec")
+
+    def _check_pair(self, pair: PairCodec) -> None:
+        name = type(pair).__name__.lower()
+        for faulty, what in (
+            (self.outer.says != "parameters", f"an outer rule that says {self.outer.says}, which is small itself: use codec int8 or sign"),
+            (self.weights != "mixing", f"weights {self.weights!r}: it is for gossip, so use weights 'mixing'"),
+            (not isinstance(self.exchange, Gather), f"exchange {type(self.exchange).__name__.lower()}: use gather"),
+            (self.codec.lossy, "a lossy codec beside it, in which goes what it cannot say: use codec fp32"),
+            (self.feedback is not None, "error feedback, since nothing is dropped that the worker does not keep: leave feedback out"),
+            (pair.of_drift and self.outer.before, "an outer rule that speaks before the inner steps, of which it tells: use gasloc"),
+            (
+                not self.topology.at(0).is_symmetric,
+                f"{self.topology}, where a difference is not mixed at both ends: use two_peer or one_peer",
+            ),
+        ):
+            if faulty:
+                raise BadInput(f"{self.name} says parameters by pair codec {name}, which does not go with {what}")
 
     def _check_mean(self) -> None:
         complete = isinstance(self.topology, Complete)

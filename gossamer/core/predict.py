@@ -99,9 +99,9 @@ class _Sizes:
         self.all_hear = isinstance(method.topology, Complete)
         """Everybody says something to everybody."""
         self.degree = n - 1 if self.all_hear else max(len(method.topology.at(0).out(i)) for i in range(min(n, 2)))
-        whole = costs.header_bytes + method.codec.nbytes(layout)
+        whole = costs.header_bytes + method.wire.nbytes(layout)
         sliced = method.exchange.everybody
-        sent = method.exchange.sent_bytes(method.codec, layout, 0, n, costs.header_bytes) if sliced else self.degree * whole
+        sent = method.exchange.sent_bytes(method.wire, layout, 0, n, costs.header_bytes) if sliced else self.degree * whole
         self.sent = costs.charge * sent
         self.message = costs.charge * (sent / max(1, 2 * (n - 1)) if sliced else whole)
         """Bytes of one message: all of the fragment, or a slice of it."""

@@ -18,6 +18,7 @@ class Stream(enum.IntEnum):
     STEP_NOISE = 3
     DRIFT = 4
     JITTER = 5
+    DITHER = 6
     INIT = 7
 
 

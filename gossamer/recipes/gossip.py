@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
+from gossamer.core.codec.modulo import Modulo
+from gossamer.core.codec.pair import PairCodec
+from gossamer.core.codec.signs_and_slice import SignsAndSlice
 from gossamer.core.consensus import rate
 from gossamer.core.errors import BadInput
 from gossamer.core.method import Method
@@ -13,6 +16,19 @@ from gossamer.core.topology import topology as topology_by_name
 from gossamer.recipes.setting import ADAMW, Setting
 
 TopologyName = Literal["ring", "complete", "one_peer", "two_peer", "one_peer_exp"]
+ModuloName = Literal["fp32", "mod8", "mod4", "mod2", "mod1"]
+PairName = Literal["fp32", "mod8", "mod4", "mod2", "mod1", "signs"]
+
+SLICES = 4
+
+
+def _pair(codec: PairName, slices: int = SLICES) -> PairCodec | None:
+    """None for fp32."""
+    if codec != "signs" and slices != SLICES:
+        raise BadInput(f"slices = {slices} belongs to codec signs, not {codec}: leave it out")
+    if codec == "signs":
+        return SignsAndSlice(slices)
+    return None if codec == "fp32" else Modulo(int(codec.removeprefix("mod")))
 
 
 def gasloc(
@@ -25,6 +41,8 @@ def gasloc(
     nesterov: bool = True,
     alpha: float = 1.0,
     perfect: bool = False,
+    codec: PairName = "fp32",
+    slices: int = SLICES,
     force: bool = False,
 ) -> Method:
     """GASLoC (Cagnasso, Belilovsky and Oyallon 2026): gossip on z = x + lr * g with an outer optimizer; see `Gossip` for the three forms
@@ -32,6 +50,9 @@ def gasloc(
 
     `perfect` refuses an odd number of workers with one_peer, where one would sit out each round. A choice of parameters under which the
     workers drift apart (mean-square consensus rate of 1 or more) is refused, unless `force`.
+
+    `codec`: fp32, or mod8 to mod1 for so many bits a number modulo a range (`Modulo`), or signs for signs of the drift and one of `slices`
+    slices of the parameters a round (`SignsAndSlice`); all keep the mean over workers.
     """
     outer = Gossip(outer_lr, outer_momentum, momentum, nesterov)
     graph = topology_by_name(topology, setting.n, seed=setting.seed, alpha=alpha, perfect=perfect)
@@ -51,6 +72,7 @@ def gasloc(
         topology=graph,
         outer=outer,
         rounds=setting.rounds,
+        pair=_pair(codec, slices),
         weights="mixing",
     )
 
@@ -64,13 +86,14 @@ def noloco(setting: Setting, *, outer_lr: float = 0.7, outer_momentum: float = 0
     return replace(base, name="noloco")
 
 
-def local_dadam(setting: Setting, *, topology: TopologyName = "ring", alpha: float = 1.0) -> Method:
-    """Local-DAdam (GASLoC, section 4): x_{t+1} = W x_t + g_t after H inner steps; the mixing travels while they run."""
+def local_dadam(setting: Setting, *, topology: TopologyName = "ring", alpha: float = 1.0, codec: ModuloName = "fp32") -> Method:
+    """Local-DAdam (GASLoC, section 4): x_{t+1} = W x_t + g_t after H inner steps; the mixing travels while they run. `codec`: as in
+    gasloc."""
     base = gasloc(setting, topology=topology, alpha=alpha, force=True)
-    return replace(base, name="local_dadam", outer=CombineWhileAdapt())
+    return replace(base, name="local_dadam", outer=CombineWhileAdapt(), pair=_pair(codec))
 
 
-def dadam(setting: Setting, *, topology: TopologyName = "ring", alpha: float = 1.0) -> Method:
+def dadam(setting: Setting, *, topology: TopologyName = "ring", alpha: float = 1.0, codec: ModuloName = "fp32") -> Method:
     """DAdam (Wang et al. 2024, arXiv 2410.11998): Local-DAdam with one inner step a round. The setting's rounds times steps give the
     number of rounds."""
-    return replace(local_dadam(setting.one_step("dadam"), topology=topology, alpha=alpha), name="dadam")
+    return replace(local_dadam(setting.one_step("dadam"), topology=topology, alpha=alpha, codec=codec), name="dadam")

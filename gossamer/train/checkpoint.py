@@ -199,7 +199,7 @@ def _pack_state(state: State, tensors: dict[str, Tensor]) -> dict[str, Any]:
     packed: dict[str, Any] = {"round": state.round, "tokens": state.tokens, "x": tree("x", state.x)}
     packed["planned"] = asdict(state.planned)
     packed["outer"] = {name: tree(f"outer/{name}", t) for name, t in state.outer.items()}
-    for name in ("residual", "mean_residual", "others", "local"):
+    for name in ("residual", "mean_residual", "said", "memory", "others", "local"):
         kept: Tree | None = getattr(state, name)
         packed[name] = None if kept is None else tree(name, kept)
     packed["roll"] = [[since, sorted(absent)] for since, absent in state.roll.epochs]
@@ -239,6 +239,8 @@ def _unpack_state(packed: Mapping[str, Any], tensors: Mapping[str, Tensor], devi
         outer={name: tree(f"outer/{name}", names) for name, names in packed["outer"].items()},
         residual=optional("residual"),
         mean_residual=optional("mean_residual"),
+        said=tree("said", packed.get("said", [])),
+        memory=tree("memory", packed.get("memory", [])),
         others=tree("others", packed["others"]),
         local=tree("local", packed["local"]),
         streams=[_unpack_stream(stream, str(p), tensors, device) for p, stream in enumerate(packed["streams"])],

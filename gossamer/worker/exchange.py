@@ -11,6 +11,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
+from torch import Tensor
 
 from gossamer.core import exchange as kinds
 from gossamer.core.combine import Piece, normalised
@@ -18,6 +19,7 @@ from gossamer.core.errors import RunFailed
 from gossamer.core.tree import Tree, flat
 from gossamer.worker.effects import Addr, Effect, Expect, Gather, Reply, Send, Span, Tag
 from gossamer.worker.packet import REFUSED, Packet
+from gossamer.worker.pairs import mix
 from gossamer.worker.replanning import times_of
 from gossamer.worker.seat import Said, Seat
 from gossamer.worker.state import Met, Pending
@@ -39,6 +41,10 @@ class Heard(NamedTuple):
     """Seconds per inner step that each says it took; empty where not all are heard (ring)."""
     absent: tuple[Addr, ...] = ()
     """Peers with whom the exchange was skipped: dead, or past the deadline."""
+    memory: Mapping[str, Tensor] = {}
+    """What the pair codec is to remember."""
+    full: int = 0
+    """Numbers that the worker had to say in full, since the pair codec could not tell them (each once a peer)."""
 
     @property
     def accepted(self) -> bool:
@@ -47,7 +53,7 @@ class Heard(NamedTuple):
 
 
 class Plan(Protocol):
-    """The messages of one exchange. `like` gives names and shapes, and is empty in timing-only runs."""
+    """The messages of one exchange. `like` gives names and shapes, and is empty in timing-only runs; with a pair codec it is z."""
 
     def expects(self, seat: Seat, round: int, met: bool = False) -> Iterator[Expect]:
         """What will come in the round, with exact sizes; what is left of it after `meet`, if `met`."""
@@ -159,6 +165,9 @@ class _GatherPlan:
             return Heard(None, dict.fromkeys(packets, 1.0), (), times_of(packets), absent)
         _verify(seat, round, packets)
         weights = _mean_weights(seat, packets) if seat.method.synchronous else _row_weights(seat, round, packets)
+        if seat.method.pair:
+            meeting, full = yield from mix(seat, seat.method.pair, pending, packets, weights, ready_round, like)
+            return Heard(meeting.mixed, weights, _refused(packets), times_of(packets), absent, meeting.memory(), full)
         pieces = [Piece(seat.layout, w, packets[j].payload) for j, w in weights.items()]
         mixed = seat.combine(pieces, seat.method.codec, like)
         yield Span("decode", 4 * seat.elements * len(packets))

@@ -51,6 +51,8 @@ def start(seat: Seat, x: Tree) -> State:
     """
     method, feedback = seat.method, seat.method.feedback
     state = State(x=x, outer=method.outer.init(x), streams=[Stream() for _ in seat.fragments])
+    if method.pair and x:
+        state.memory = method.pair.start(seat.layout)
     if feedback and feedback.at_worker:
         state.residual = zeros_like(x)
     if feedback and feedback.at_mean:

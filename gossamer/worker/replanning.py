@@ -71,9 +71,13 @@ def replan(seat: Seat, state: State, step_s: Mapping[Addr, float]) -> Iterator[N
         )
 
 
-def scaled(seat: Seat, state: State, D: Tree) -> Tree:
-    """D times Hbar / H_i where the outer rule corrects for unequal work (in place); D itself elsewhere."""
-    outer = seat.method.outer
+def scaled(seat: Seat, state: State, D: Tree, tokens: int) -> Tree:
+    """D times Hbar / H_i where the outer rule corrects for unequal work, and times tokens / mean tokens where a pair codec counts by them
+    (in place); D itself elsewhere."""
+    outer, pair = seat.method.outer, seat.method.pair
+    if pair and pair.by_tokens and (scale := tokens * seat.method.n / plan_at(seat, state).tokens_per_round) != 1.0:
+        for d in D.values():
+            d.mul_(scale)
     if isinstance(outer, OuterSGD) and outer.correction == "work":
         scale = drift_scale(plan_at(seat, state), seat.me, seat.method.weights == "tokens")
         if scale != 1.0:

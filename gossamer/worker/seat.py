@@ -103,7 +103,7 @@ class Seat:
     @cached_property
     def whole_bytes(self) -> int:
         """Size of a packet with the whole layout."""
-        return HEADER_BYTES + self.method.codec.nbytes(self.layout)
+        return HEADER_BYTES + self.method.wire.nbytes(self.layout)
 
     def part_of(self, tree: Mapping[str, Tensor]) -> Tree:
         """The tensors of `tree` that the layout names, not copied; none of a tree that is empty (a timing-only run)."""
@@ -130,9 +130,9 @@ class Seat:
 
     def pack(self, tree: Tree | None, layout: Layout, kind: int, said: Said, tokens: int | None = None) -> Packet:
         """Encodes `layout`'s part of `tree`, if it is not written yet; only its size where there are no tensors."""
-        codec = self.method.codec
+        codec, wire = self.method.codec, self.method.wire
         header = Header(
-            run_id=self.run_id, round=said.round, sender=self.me, kind=kind, codec_id=codec.id, codec_version=codec.version,
+            run_id=self.run_id, round=said.round, sender=self.me, kind=kind, codec_id=wire.id, codec_version=wire.version,
             layout=self.mark, digest=said.digest, tokens=said.tokens if tokens is None else tokens, flags=said.flags,
             step_s=said.step_s,
         )  # fmt: skip
@@ -147,5 +147,5 @@ class Seat:
 
     def check(self, packet: Packet, round: int, sender: Addr) -> None:
         """Refuses a foreign packet by name."""
-        codec = self.method.codec
-        check(packet, run_id=self.run_id, round=round, sender=sender, codec=(codec.id, codec.version), layout=self.mark)
+        wire = self.method.wire
+        check(packet, run_id=self.run_id, round=round, sender=sender, codec=(wire.id, wire.version), layout=self.mark)

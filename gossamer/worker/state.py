@@ -76,3 +76,7 @@ class State:
     """The plan in force and the measurements behind it (re-planning)."""
     roll: Roll = field(default_factory=Roll)
     """Who takes part in which round."""
+    said: Tree = field(default_factory=dict)
+    """z, as it was said and is not mixed yet (pair codecs)."""
+    memory: Tree = field(default_factory=dict)
+    """What the pair codec remembers from round to round."""

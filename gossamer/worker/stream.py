@@ -18,6 +18,7 @@ from gossamer.core.tree import Layout, Tree, digest, map_tree, master, rounded, 
 from gossamer.worker.effects import Compute, Done, Effect, Load, Ready, Reply, SiteSum, Span, Work
 from gossamer.worker.exchange import Heard, Own, plan_of, ready_targets
 from gossamer.worker.packet import HEADER_BYTES, REFUSED, blank
+from gossamer.worker.pairs import write as write_pair
 from gossamer.worker.replanning import outer_step_of, plan_at, replan, scaled
 from gossamer.worker.seat import Said, Seat, Written
 from gossamer.worker.state import Pending, State
@@ -87,7 +88,11 @@ def say(part: Seat, state: State, D: Tree, header: Said) -> Generator[Effect, Re
     method, codec = part.method, part.method.codec
     if not state.x:
         return (yield from plan_of(part).say(part, {}, header))
-    tree = method.outer.emit(part.part_of(state.x), scaled(part, state, D), _outer_of(part, state))
+    tree = method.outer.emit(part.part_of(state.x), scaled(part, state, D, header.tokens), _outer_of(part, state))
+    if method.pair:
+        return (
+            yield from plan_of(part).say(part, tree, header._replace(written=[write_pair(part, state, method.pair, tree, header.round)]))
+        )
     residual = None if state.residual is None or header.flags & REFUSED else part.part_of(state.residual)
     blanks = [(layout, blank(codec.nbytes(layout))) for layout in _layouts(part)]
     pieces = [(layout, data[HEADER_BYTES:]) for layout, data in blanks]
@@ -154,9 +159,12 @@ def _take(
     seat: Seat, state: State, tally: Tally, part: Seat, pending: Pending, ready_round: int, D: Tree
 ) -> Generator[Effect, Reply, None]:
     """Hears and steps. With the last fragment of a round, all its step times are known, and the work may be planned anew."""
-    heard = yield from plan_of(part).hear(part, pending, ready_round, part.part_of(state.x))
+    like = part.part_of(state.said if seat.method.pair else state.x)
+    heard = yield from plan_of(part).hear(part, pending, ready_round, like)
     tally.heard.append(heard)
     yield from _step(part, state, D, pending, heard)
+    state.memory |= heard.memory
+    state.said = {name: z for name, z in state.said.items() if name not in like}
     if part.fragment == len(seat.fragments) - 1:
         yield from replan(seat, state, heard.step_s)
 
@@ -173,7 +181,9 @@ def _step(part: Seat, state: State, D: Tree, pending: Pending, heard: Heard) -> 
                 v.copy_(done.tree[k])
         else:
             x = part.part_of(state.x)
-            said = part.combine(_own_pieces(part, pending.own), method.codec, x) if method.outer.needs_said else {}
+            said: Tree = {}
+            if method.outer.needs_said:
+                said = part.part_of(state.said) if method.pair else part.combine(_own_pieces(part, pending.own), method.codec, x)
             x, s = outer_step_of(part, state, pending.round, x, _outer_of(part, state), D, said, heard.mixed)
             state.x |= x
             for key, tree in s.items():

@@ -57,6 +57,8 @@ class Tally:
         }
         if self.zeros:
             record["exact_zeros"] = self.zeros / seat.elements
+        if full := sum(heard.full for heard in self.heard):
+            record["sent_in_full"] = full / seat.elements
         if self.heard and state.x:
             record["weights"] = {str(j): w for j, w in self.heard[-1].weights.items() if w}
             # With overlap this round's own refusal is in what lands next.

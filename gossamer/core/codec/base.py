@@ -16,19 +16,23 @@ Stats: TypeAlias = dict[str, Tensor]
 """Per tensor name, float64 numbers that add up over the ranks of a site (for Sign: sums of |D| and counts, shape [2, groups])."""
 
 
-class Codec(Protocol):
-    """Encodes float32 ranges of a tree to bytes."""
+class Format(Protocol):
+    """What a payload is, and how long."""
 
     id: ClassVar[int]
     """Travels in each header (0-255)."""
     version: ClassVar[int]
 
+    def nbytes(self, layout: Layout) -> int:
+        """Exact payload size in bytes, without encoding."""
+
+
+class Codec(Format, Protocol):
+    """Encodes float32 ranges of a tree to bytes."""
+
     @property
     def lossy(self) -> bool:
         """False when decode(encode(x)) == x bit for bit."""
-
-    def nbytes(self, layout: Layout) -> int:
-        """Exact payload size in bytes, without encoding."""
 
     def stats(self, tree: Tree, layout: Layout) -> Stats:
         """What must be summed over the site's ranks before encoding; {} for most codecs."""
