@@ -17,7 +17,7 @@ from gossamer.core.codec.sign import Sign
 from gossamer.core.codec.signs_and_slice import SignsAndSlice
 from gossamer.core.consensus import moments
 from gossamer.core.errors import BadInput
-from gossamer.core.topology import OnePeer, Topology, topology
+from gossamer.core.topology import Topology, topology
 from gossamer.core.tree import Layout, Tree, flat, layout_of, map_tree, zeros_like
 
 CODECS: list[PairCodec] = [
@@ -65,7 +65,7 @@ def met(a: Meeting, b: Meeting, said_a: torch.Tensor, said_b: torch.Tensor, weig
 def test_every_byte_is_accounted_for_and_nothing_is_changed(codec: PairCodec, name: str) -> None:
     z, layout = mixed_tree(), LAYOUTS[name]
     if name == "twice":  # a tensor of a gossip layout is whole, or one range of it
-        layout = tuple(part for part in layout if part.lo == 0)
+        layout = tuple({part.name: part for part in layout}.values())
     drift = shifted(zeros_like(z), 0.1, 1)
     before = {k: v.clone() for k, v in z.items()}
     for round in (0, 1, 5):
@@ -156,8 +156,8 @@ def test_ranges_follow_what_was_seen() -> None:
         memory = ends[0].memory()
         assert torch.equal(memory["w"], ends[1].memory()["w"])
         bytes_seen.append(int(memory["w"]))
-    assert 2.0 ** (bytes_seen[1] - 128) == 1.0, "2 x 3 in 7 steps, the next power of two"
-    assert bytes_seen[1:] == [128, 128, 127, 127, 126]
+    assert 2.0 ** (bytes_seen[1] - 128) == 0.5, "3 in 7 steps, the next power of two"
+    assert bytes_seen[1:] == [127, 127, 126, 126, 125]
     wide = {"w": torch.tensor([128], dtype=torch.uint8)}
     payloads = [said(codec, z, {}, layout, 0, memory), said(codec, z, {}, layout, 0, wide)]
     meeting = codec.meet(z, payloads[0], layout, 0)
@@ -238,18 +238,19 @@ def test_adaptive_mixing_contracts_at_any_number_of_bits(bits: int, name: str, m
     graph, codec = topology(name, 8, seed=1), Modulo(bits)
     rounds = 30 if bits > 2 else 60
     left = Consensus(codec, graph).run(rounds)
-    assert isinstance(graph, OnePeer) or name == "two_peer"
     l1, _ = moments(graph) or (0.0, 0.0)
     per_round = np.array(alphas).reshape(rounds, -1).mean(axis=1) / codec.every
     predicted = math.exp(0.5 * float(np.log1p(-per_round * l1).sum()))
     assert left[-1] < 1.5 * predicted
-    assert left[-1] < {8: 1e-4, 4: 0.05, 2: 0.5, 1: 0.7}[bits]
+    assert left[-1] < {8: 1e-4, 4: 0.01, 2: 0.3, 1: 0.6}[bits]
 
 
-def test_two_bits_with_alpha_one_tear_the_workers_apart() -> None:
-    """The error is then larger than the difference, and the ranges follow it upwards."""
-    left = Consensus(Modulo(2, adaptive=False), topology("two_peer", 8, seed=1)).run(25)
-    assert left[-1] > 100 * left[0]
+def test_two_bits_do_not_contract_without_adapting() -> None:
+    """At alpha = 1 the error is larger than the difference, and the ranges never shrink."""
+    graph = topology("two_peer", 8, seed=1)
+    plain, adaptive = (Consensus(Modulo(2, adaptive=kind), graph).run(30) for kind in (False, True))
+    assert min(plain) > 0.9
+    assert adaptive[-1] < 0.5
 
 
 def test_signs_and_slice_are_their_formula() -> None:

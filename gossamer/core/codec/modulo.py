@@ -16,7 +16,7 @@ of mean z_j - z_i over the dither, and with an error that vanishes with the diff
 >>> said = []
 >>> for z in (a, b):
 ...     said.append(torch.empty(codec.nbytes(layout), dtype=torch.uint8))
-...     codec.encode(z, {"w": torch.tensor([0.5, 0.5])}, layout, codec.start(layout), 0, said[-1])
+...     _ = codec.encode(z, {"w": torch.tensor([0.5, 0.5])}, layout, codec.start(layout), 0, said[-1])
 >>> meeting = codec.meet(a, said[0], layout, 0)
 >>> meeting.hear(said[1], 0.5)
 {}
@@ -66,12 +66,13 @@ class Modulo:
     range (the smaller one) and all arithmetic is exact.
 
     **Outside the range.** h = sum_l a_l k_l mod 251, with fixed a_l, is linear in k, so both ends can hold h_j - h_i against
-    sum_l a_l wrap(c_j - c_i)_l, and come to the same verdict. A block with one number outside the range never passes; with several, one in
-    251 does, and then moves by at most half a range, mean kept. Blocks that do not pass go in full.
+    sum_l a_l wrap(c_j - c_i)_l, and come to the same verdict. One number outside the range is found unless it is off by a multiple of 251
+    ranges; of blocks with several, one in 251 passes, and moves by at most half a range then, mean kept. What does not pass goes in full.
 
-    **Ranges.** A block's step is such that `margin` times the largest difference last seen in it fits, never below that of any packet
-    heard, except in every second round, where it may halve: by the next round but one the workers have again agreed on the largest. Before
-    anything was seen: twice the worker's own largest drift; and later at least that drift.
+    **Ranges.** A block's range widens at once to what was last seen in it, and to the widest heard; in every second round it halves where
+    `margin` times what was seen still fits, so that workers agree on most ranges. Before anything was seen it holds twice the worker's own
+    largest drift, and later at least that drift. Seen is max |delta|, but not above 4.5 times the mean |delta| (unbiased, while a coarse
+    grid makes a whole step of the smallest difference), nor below max |delta| less a step.
 
     **How much is mixed** (`adaptive`): per block and pair, the difference is multiplied by alpha = D2 / mean(delta^2) <= 1, where D2 is
     the larger of two lower bounds of the mean of d^2: (mean |delta|)^2 and mean(delta^2) - s^2 / 4. For a pair of weight w = 1/2,
@@ -89,8 +90,8 @@ class Modulo:
     """1, 2, 4 or 8."""
     block: int = 256
     """Numbers that share a step: a multiple of 8."""
-    margin: float = 2.0
-    """Ranges hold this many times the largest difference last seen."""
+    margin: float = 1.5
+    """A range halves when the half would hold this many times the largest difference last seen."""
     adaptive: bool = True
     """False: alpha = 1."""
 
@@ -106,7 +107,7 @@ class Modulo:
         if self.block % 8:
             raise BadInput(f"block of codec modulo = {self.block}: expected a multiple of 8")
         if not 1.0 <= self.margin <= 1e6:
-            raise BadInput(f"margin of codec modulo = {self.margin}: expected 1 or more, and at most 1e6 (2 is usual)")
+            raise BadInput(f"margin of codec modulo = {self.margin}: expected 1 or more, and at most 1e6 (1.5 is usual)")
 
     @property
     def width(self) -> int:
@@ -154,7 +155,7 @@ class Modulo:
                 if moved is not None:
                     largest = self._largest(moved, rows)
                     unseen = np.where(known[rows] == 0, np.float32(2), np.float32(1))
-                    e = np.maximum(e, self._exponent(largest * unseen))
+                    e = np.maximum(e, self.exponent_for(largest * unseen))
                 e = np.clip(e, _LOWEST, _HIGHEST)
                 k = np.multiply(grid, np.ldexp(np.float32(1), -e)[:, None], out=grid)
                 k += _dither(grid.shape[1], round)
@@ -195,11 +196,7 @@ class Modulo:
         return values[rows.start * self.block : rows.stop * self.block][first :: self.every]
 
     def exponent_for(self, difference: p.Floats) -> Ints:
-        """The step that lets a range hold `margin` times a difference; the lowest for 0."""
-        return self._exponent(difference * np.float32(self.margin))
-
-    def _exponent(self, difference: p.Floats) -> Ints:
-        """ceil(log2(difference / reach))."""
+        """Of the smallest step whose range holds a difference, ceil(log2(difference / reach)); the lowest for 0."""
         m, e = np.frexp(difference / np.float32(self.reach))
         return np.where(difference > 0, e - (m == 0.5), _LOWEST).astype(np.int32)
 
@@ -285,8 +282,8 @@ class ModuloMeeting:
         found: Tree = {}
         for name, seen in self._seen.items():
             now = self._steps[name].astype(np.int32) - _BIAS
-            lowest = now - 1 if self._round % 2 else now
-            e = np.clip(np.maximum(self._codec.exponent_for(seen), lowest), _LOWEST, _HIGHEST)
+            halves = (self._codec.exponent_for(seen * np.float32(self._codec.margin)) < now) & (self._round % 2 == 1)
+            e = np.clip(np.maximum(self._codec.exponent_for(seen), now - halves), _LOWEST, _HIGHEST)
             found[name] = torch.from_numpy((e + _BIAS).astype(np.uint8))
         return found
 
@@ -329,9 +326,10 @@ def _alpha(size: Ints, valid: Ints, apart: Ints) -> p.Floats:
     first, second = size.sum(axis=1) / valid, np.square(size).sum(axis=1) / valid
     noise = np.where(apart == 0, 0.25, np.square((1.0 + np.exp2(apart)) / 2.0))
     lower = np.maximum(second - noise, np.where(apart == 0, np.square(first), 0.0))
-    alpha = np.ones(len(size))
+    alpha = np.zeros(len(size))
     np.divide(lower, second, out=alpha, where=second > 0)
-    return np.clip(alpha, 0.0, 1.0).astype(np.float32)
+    found: p.Floats = np.clip(alpha, 0.0, 1.0).astype(np.float32)
+    return found
 
 
 def _valid(shape: tuple[int, ...], count: int) -> Ints:
@@ -354,6 +352,8 @@ def _factors(numbers: int) -> NDArray[np.float64]:
 
 @lru_cache(maxsize=8)
 def _dither(numbers: int, round: int) -> p.Floats:
-    """u of each place in a block: evenly spread over a block, and uniform over the rounds. Multiples of 2^-12, so that k is exact."""
+    """u of each place in a block: evenly spread over a block, and uniform over the rounds. Multiples of 2^-12, so that z / s + u is
+    exact while k has 12 bits."""
     u = np.mod(uniform(1, 0, Stream.DITHER, round)[0] + _GOLDEN * np.arange(numbers), 1.0)
-    return (np.floor(u * 4096.0) / 4096.0).astype(np.float32)
+    found: p.Floats = (np.floor(u * 4096.0) / 4096.0).astype(np.float32)
+    return found
