@@ -70,9 +70,9 @@ class Modulo:
     ranges; of blocks with several, one in 251 passes, and moves by at most half a range then, mean kept. What does not pass goes in full.
 
     **Ranges.** A block's range widens at once to what was last seen in it, and to the widest heard; in every second round it halves where
-    `margin` times what was seen still fits, so that workers agree on most ranges. Before anything was seen it holds twice the worker's own
-    largest drift, and later at least that drift. Seen is max |delta|, but not above 4.5 times the mean |delta| (unbiased, while a coarse
-    grid makes a whole step of the smallest difference), nor below max |delta| less a step.
+    `margin` times what was seen still fits, so that workers agree on most ranges. It always holds twice the worker's own largest
+    drift: two workers' drifts are apart by no more, if they are alike in size. Seen is max |delta|, but not above 4.5 times the mean
+    |delta| (unbiased, while a coarse grid makes a whole step of the smallest difference), nor below max |delta| less a step.
 
     **How much is mixed** (`adaptive`): per block and pair, the difference is multiplied by alpha = D2 / mean(delta^2) <= 1, where D2 is
     the larger of two lower bounds of the mean of d^2: (mean |delta|)^2 and mean(delta^2) - s^2 / 4. For a pair of weight w = 1/2,
@@ -153,9 +153,7 @@ class Modulo:
             for rows, grid in self._grids(values, round):
                 e = np.maximum(known[rows].astype(np.int32) - _BIAS, _finest(np.abs(grid).max(axis=1)))
                 if moved is not None:
-                    largest = self._largest(moved, rows)
-                    unseen = np.where(known[rows] == 0, np.float32(2), np.float32(1))
-                    e = np.maximum(e, self.exponent_for(largest * unseen))
+                    e = np.maximum(e, self.exponent_for(2 * self._largest(moved, rows)))
                 e = np.clip(e, _LOWEST, _HIGHEST)
                 k = np.multiply(grid, np.ldexp(np.float32(1), -e)[:, None], out=grid)
                 k += _dither(grid.shape[1], round)
