@@ -1,6 +1,6 @@
 """Runs all measurements, each in a process of its own, and prints one table.
 
-    python -m bench [codec sim_events logical overhead]     # some of them; all by default
+    python -m bench [codec sim_events sim_scale logical overhead]     # some of them; all by default
 
 Each line has the figure, its aim and whether it is met. A missed aim is news, not a failure: other work on the machine moves the figures.
 The exit code is 1 only if a measurement could not be made. Details are in results/*.json.
@@ -75,6 +75,21 @@ def _sim_events(found: Mapping[str, Any]) -> list[Line]:
     return [Line(what, f"{run['seconds']:.1f} s", "under 10 s", run["seconds"] < 10.0), Line("  its CPU time", f"{run['cpu_s']:.1f} s")]
 
 
+def _sim_scale(found: Mapping[str, Any]) -> list[Line]:
+    rows, aim = found["curve"], found["aim"]
+    last = rows[-1]
+    memory, limit = last["peak_memory_mib"], aim["memory_mib"]
+    what = f"simulator without tensors: {last['workers']:,} workers x {last['rounds']} rounds"
+    gossip, ring = last["virtual_s_a_round"], last["ring_virtual_s_a_round"]
+    return [
+        Line(what, f"{last['seconds']:.1f} s", f"under {aim['seconds']:.0f} s", last["seconds"] < aim["seconds"]),
+        Line("  its CPU time", f"{last['cpu_s']:.1f} s"),
+        Line("  its memory", f"{memory} MiB", f"under {limit} MiB", memory < limit),
+        Line(f"  growth of CPU time from {rows[0]['workers']} workers on, n to the power of", f"{found['exponent']:.2f}"),
+        Line("  a round on its clock: two peers, and DiLoCo's ring", f"{gossip:.2f} s, {ring:.0f} s"),
+    ]
+
+
 def _logical(found: Mapping[str, Any]) -> list[Line]:
     of, aim = found["setting"], found["aim"]["ratio"]
     return [
@@ -99,6 +114,7 @@ def _overhead(found: Mapping[str, Any]) -> list[Line]:
 PARTS: dict[str, Part] = {
     "codec": Part((), _codec),
     "sim_events": Part((), _sim_events, repeats=3),
+    "sim_scale": Part((), _sim_scale),
     "logical": Part((), _logical),
     "overhead": Part((), _overhead),
 }

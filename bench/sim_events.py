@@ -27,8 +27,9 @@ from gossamer.sim.network import Network
 from gossamer.sim.timing import ComputeTime
 from gossamer.worker.effects import Addr, Boundary, Compute, Expect, Gather, Load, Note, Program, Ready, Send, Span, SpanKind, Tag, Work
 from gossamer.worker.packet import Header, Packet
-from gossamer.worker.peer import peer, start
+from gossamer.worker.peer import start
 from gossamer.worker.seat import Seat
+from gossamer.worker.server import programs
 from gossamer.worker.state import State
 
 _NBYTES = 4_000_000
@@ -99,15 +100,20 @@ def bare(workers: int, rounds: int) -> Simulation:
     return Simulation([program(i, rounds, peers) for i in range(workers)], None, PlainLinks(), PlainTimes(), None, sequence=1024)
 
 
+def fleet_of(workers: int) -> Fleet:
+    """Equal workers with 1 Gbit/s lines, 20 ms apart."""
+    site = Site("site", "region", Gpu("card", 100.0, 16.0), 1000.0, 1000.0, workers=workers)
+    return Fleet("bench", (site,), {}, local=Link(1000.0, 20.0))
+
+
 def whole(workers: int, rounds: int) -> Simulation:
     """The whole simulator: the real round loop of gasloc, queues on every up- and downlink, noise on every step."""
-    site = Site("site", "region", Gpu("card", 100.0, 16.0), 1000.0, 1000.0, workers=workers)
-    fleet = Fleet("bench", (site,), {}, local=Link(1000.0, 20.0))
+    fleet = fleet_of(workers)
     method = gasloc(Setting(uniform(workers, 30, 8, 1024), rounds=rounds), force=True)
     layout = layout_of({"w": torch.empty(1000, 1000, device="meta")})
     seats = [Seat(i, method, layout) for i in range(workers)]
     timing = ComputeTime(fleet, sequence=1024, flops_per_token=6e6)
-    return Simulation([peer(seat, start(seat, {})) for seat in seats], None, Network(fleet), timing, None, sequence=1024)
+    return Simulation(programs(seats, [start(seat, {}) for seat in seats]), None, Network(fleet), timing, None, sequence=1024)
 
 
 def measure(what: str, make: Callable[[int, int], Simulation], workers: int, rounds: int) -> dict[str, float]:

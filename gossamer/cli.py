@@ -123,11 +123,23 @@ def compare(
 
 
 @app.command()
-def plan(configs: Configs = None, sets: Sets = None) -> None:
+def plan(
+    configs: Configs = None,
+    sets: Sets = None,
+    topology: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--topology",
+            metavar="NAME",
+            help="Show this graph's spectral gap instead; all: every one. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
     """Say what each worker would do in a round, its bytes, and the expected utilisation. Trains nothing."""
     from gossamer.app import commands
 
-    commands.plan(configs or [], sets or [])
+    commands.plan(configs or [], sets or [], topology or [])
 
 
 @app.command()

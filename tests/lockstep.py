@@ -10,7 +10,7 @@ from typing import Any
 from toy import ToyBody, toy_layout, toy_start
 
 from gossamer.core.method import Method
-from gossamer.core.tree import Tree
+from gossamer.core.tree import Layout, Tree
 from gossamer.worker.effects import Boundary, Compute, Expect, Gather, Go, Load, Note, Send, SiteSum, Stop
 from gossamer.worker.packet import unseal
 from gossamer.worker.peer import peer, start
@@ -21,8 +21,16 @@ from gossamer.worker.state import State
 class Lockstep:
     """Runs one method on toy bodies. `wire` sees (and may replace) the bytes of each message."""
 
-    def __init__(self, method: Method, bodies: Sequence[ToyBody] | None = None, wire: Any = None, x0: Sequence[Tree] | None = None) -> None:
+    def __init__(
+        self,
+        method: Method,
+        bodies: Sequence[Any] | None = None,
+        wire: Any = None,
+        x0: Sequence[Tree] | None = None,
+        layout: Layout | None = None,
+    ) -> None:
         self.method = method
+        self.layout = layout or toy_layout()
         self.bodies = list(bodies) if bodies is not None else [ToyBody(i, method.inner) for i in range(method.n)]
         self.wire = wire
         self.x0 = x0
@@ -32,7 +40,7 @@ class Lockstep:
 
     def run(self, stop: int | None = None, resume: Sequence[Any] | None = None) -> list[State]:
         n, method = self.method.n, self.method
-        seats = [Seat(i, method, toy_layout(), run_id=7) for i in range(n)]
+        seats = [Seat(i, method, self.layout, run_id=7) for i in range(n)]
         if resume:
             states = [copy.deepcopy(r[0]) for r in resume]
             for body, r in zip(self.bodies, resume, strict=True):

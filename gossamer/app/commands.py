@@ -82,11 +82,16 @@ def trace(run: Path, *, to: Path) -> None:
     _console().print(f"trace: {perfetto.export(run, to)} (open it at ui.perfetto.dev)")
 
 
-def plan(configs: Sequence[Path], sets: Sequence[str]) -> None:
-    """`gossamer plan`."""
+def plan(configs: Sequence[Path], sets: Sequence[str], topologies: Sequence[str] = ()) -> None:
+    """`gossamer plan`; with `topologies`, the graphs of these names alone."""
+    from gossamer.app import graphs
     from gossamer.app.plan import plan as print_plan
 
-    print_plan(resolve(load(configs, sets)), _console())
+    job = resolve(load(configs, sets))
+    if topologies:
+        graphs.show(job, topologies, _console())
+    else:
+        print_plan(job, _console())
 
 
 def compare(configs: Sequence[Path], sets: Sequence[str], *, base: Path | None, jobs: int, out: Path) -> None:

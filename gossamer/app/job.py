@@ -22,6 +22,7 @@ from gossamer.core.errors import BadInput
 from gossamer.core.fleet import Fleet
 from gossamer.core.fragment import fragments
 from gossamer.core.inner import Inner, inner_named
+from gossamer.core.matching import Rates
 from gossamer.core.method import Method
 from gossamer.core.plan import Plan, uniform
 from gossamer.core.schedule import schedule_named
@@ -272,6 +273,7 @@ def _assemble(config: Config, fleet: Fleet, layout: Layout, charged: Charged) ->
             schedule=schedule_named(config.schedule.name, config.schedule.given()),
             speeds=tuple(fleet.speeds(plan.batch, plan.sequence, flops)),
             regions=regions_of([fleet.site(i).region for i in range(fleet.n)]),
+            rates=lambda: Rates.of(fleet),
         )
         method = recipe(setting, **options)
         if not isinstance(method, Method):

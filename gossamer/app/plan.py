@@ -10,6 +10,7 @@ from rich.table import Table
 
 from gossamer.app.footprint import outer_copies
 from gossamer.app.forecast import Forecast, Row, choice, forecast, others, row
+from gossamer.app.graphs import gap_line
 from gossamer.app.job import Job
 from gossamer.app.progress import count, duration
 from gossamer.app.workload import costs_of, micro_batch, plan_name, unhidden_of
@@ -155,6 +156,7 @@ def _outer_lines(job: Job) -> Iterator[str]:
             f"consensus: the workers' disagreement shrinks by {r:.3f} a round ({'exact' if exact(method.topology) else 'estimated'}), "
             + (f"to a thousandth in {rounds_to(r):.0f} rounds" if r < 1 else "so it does NOT shrink: lower the outer momentum")
         )
+    yield from gap_line(job)
 
 
 def _methods(job: Job, rows: Sequence[Row]) -> Table:

@@ -168,13 +168,12 @@ class _Sparse(Mixing):
         return tuple(zip(self.peers[lo:hi].tolist(), self.weights[lo:hi].tolist(), strict=True))
 
     def inn(self, i: int) -> tuple[int, ...]:
-        lo, hi = self.start[_address(i, self.n)], self.start[i + 1]
-        return tuple(j for j in self.peers[lo:hi].tolist() if j != i)
+        start, peers = self._heard
+        return tuple([j for j in peers[start[_address(i, self.n)] : start[i + 1]] if j != i])
 
     def out(self, i: int) -> tuple[int, ...]:
-        start, listeners = self._columns
-        lo, hi = start[_address(i, self.n)], start[i + 1]
-        return tuple(j for j in listeners[lo:hi].tolist() if j != i)
+        start, listeners = self._hearing
+        return tuple([j for j in listeners[start[_address(i, self.n)] : start[i + 1]] if j != i])
 
     def apply(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
         w = self.weights.reshape(-1, *[1] * (x.ndim - 1))
@@ -203,6 +202,17 @@ class _Sparse(Mixing):
         i = int(np.abs(off).argmax())
         if abs(off[i]) > 1e-9:
             raise BadInput(f"row {i} of W sums to {off[i] + 1.0:.9g}, expected 1: divide the row by its sum")
+
+    @cached_property
+    def _heard(self) -> tuple[list[int], list[int]]:
+        """start and peers as lists, which are quicker to ask for one worker's."""
+        return self.start.tolist(), self.peers.tolist()
+
+    @cached_property
+    def _hearing(self) -> tuple[list[int], list[int]]:
+        """`_columns`, likewise."""
+        start, listeners = self._columns
+        return start.tolist(), listeners.tolist()
 
     @cached_property
     def _hearers(self) -> NDArray[np.int64]:

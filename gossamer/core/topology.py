@@ -29,6 +29,8 @@ from gossamer.core.rng import Stream, permutation
 
 KEPT = 32
 """Rounds of each kind that stay memoised."""
+KNOWN = ("ring", "complete", "one_peer", "two_peer", "one_peer_exp")
+"""Names of topologies."""
 
 
 class Topology(Protocol):
@@ -274,11 +276,10 @@ def topology(name: str, n: int, seed: int = 0, *, alpha: float = 1.0, perfect: b
     Raises:
         BadInput: an unknown name, or an option that the named topology does not have.
     """
-    known = ("ring", "complete", "one_peer", "two_peer", "one_peer_exp")
-    if name not in known:
-        near = difflib.get_close_matches(name, known, 1, 0.4)
+    if name not in KNOWN:
+        near = difflib.get_close_matches(name, KNOWN, 1, 0.4)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise BadInput(f"unknown topology {name!r}: known are {', '.join(known)}{hint}")
+        raise BadInput(f"unknown topology {name!r}: known are {', '.join(KNOWN)}{hint}")
     if perfect and name != "one_peer":
         raise BadInput(f"perfect=True belongs to one_peer, not to {name}: leave it out")
     if admissible is not None and name not in ("one_peer", "two_peer"):

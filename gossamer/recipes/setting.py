@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from gossamer.core.errors import BadInput
 from gossamer.core.inner import AdamW, Inner
+from gossamer.core.matching import Rates
 from gossamer.core.plan import Plan
 from gossamer.core.schedule import Cosine, Schedule
 
@@ -28,6 +30,8 @@ class Setting:
     """Steps per second of each worker at its batch; empty: all alike. For methods that divide the work themselves."""
     regions: tuple[int, ...] = ()
     """The region of each worker, numbered in the order in which they first occur; empty: one region."""
+    rates: Callable[[], Rates] | None = None
+    """What messages get between the workers, worked out when a method asks for it (peers drawn by link). None: not known."""
 
     def __post_init__(self) -> None:
         for what, given in (("speeds", self.speeds), ("regions", self.regions)):

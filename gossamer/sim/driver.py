@@ -21,7 +21,7 @@ from gossamer.sim.mailbox import Flight, Mailbox, Message, in_words
 from gossamer.sim.models import NetworkModel, SimResult, TimeModel
 from gossamer.sim.rounds import Rounds
 from gossamer.sim.worker import Worker, failure
-from gossamer.worker.account import Hooks, TraceKind, split_wait
+from gossamer.worker.account import Hooks, TraceKind, split_at, split_wait
 from gossamer.worker.effects import (
     Addr,
     Body,
@@ -274,7 +274,7 @@ class Simulation:
             worker.step += work.steps
             self._spend(worker, "compute", seconds)
             if not done.seconds:
-                done = done._replace(seconds=seconds)
+                done = Done(done.tree, done.tokens, done.loss_sum, seconds)
         return done
 
     def _send(self, worker: Worker, effect: Send) -> None:
@@ -376,7 +376,10 @@ class Simulation:
         if missed is not None:  # it ends now; of somebody who was never ready, all of the wait is straggler idle
             last, last_s, ready_s = missed, now_s, {missed: now_s, **ready_s}
         if now_s > begin_s:
-            straggler_s, network_s = split_wait(begin_s, {last: last_s}, gather.carries, ready_s)
+            if gather.carries is None:
+                straggler_s, network_s = split_at(begin_s, max(begin_s, last_s), ready_s.get(last, begin_s))
+            else:
+                straggler_s, network_s = split_wait(begin_s, {last: last_s}, gather.carries, ready_s)
             worker.now_s = now_s
             worker.seconds["straggler_idle"] += straggler_s
             worker.seconds["network_idle"] += network_s

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gossamer.core.errors import BadInput
 from gossamer.core.fleet import Fleet
@@ -23,33 +24,37 @@ _WORKERS = 16
 _STEPS = 32
 _KNOT_ROUNDS = 8
 _KEPT = 1024
+"""Blocks that are kept, at least; room for a few rounds of all workers where that is more."""
+_ROUNDS = 4
 
 
 class _Normals:
     """Standard normals for (worker, step) in blocks, and what each block adds up to; the latest blocks are kept."""
 
-    def __init__(self, seed: int, sigma: float) -> None:
-        self._seed, self._sigma = seed, sigma
-        self._blocks: dict[tuple[int, int, int], list[list[float]]] = {}
+    def __init__(self, seed: int, sigma: float, kept: int) -> None:
+        self._seed, self._sigma, self._kept = seed, sigma, kept
+        self._blocks: dict[tuple[int, int, int], NDArray[np.float64]] = {}
 
-    def _block(self, key: tuple[int, int, int]) -> list[list[float]]:
-        found = self._blocks.get(key)
-        if found is None:
-            z = normal(_WORKERS * _STEPS, self._seed, Stream.STEP_NOISE, *key).reshape(_WORKERS, _STEPS)
-            sums = np.zeros((_WORKERS, _STEPS + 1))
-            np.cumsum(np.exp(self._sigma * z - 0.5 * self._sigma**2), axis=1, out=sums[:, 1:])
-            if len(self._blocks) >= _KEPT:
-                del self._blocks[next(iter(self._blocks))]
-            found = self._blocks[key] = sums.tolist()
-        return found
+    def _block(self, key: tuple[int, int, int]) -> NDArray[np.float64]:
+        """[worker of the group, steps]: the sum of E over the first steps of the block."""
+        z = normal(_WORKERS * _STEPS, self._seed, Stream.STEP_NOISE, *key).reshape(_WORKERS, _STEPS)
+        sums = np.zeros((_WORKERS, _STEPS + 1))
+        np.cumsum(np.exp(self._sigma * z - 0.5 * self._sigma**2), axis=1, out=sums[:, 1:])
+        if len(self._blocks) >= self._kept:
+            del self._blocks[next(iter(self._blocks))]
+        self._blocks[key] = sums
+        return sums
 
     def total(self, worker: int, round: int, lo: int, hi: int) -> float:
         """Sum of E over the steps lo (included) to hi (excluded)."""
         group, row = divmod(worker, _WORKERS)
         total = 0.0
         for block in range(lo // _STEPS, (hi - 1) // _STEPS + 1):
-            sums, base = self._block((group, round, block))[row], block * _STEPS
-            total += sums[min(hi - base, _STEPS)] - sums[max(lo - base, 0)]
+            key, base = (group, round, block), block * _STEPS
+            sums = self._blocks.get(key)
+            if sums is None:
+                sums = self._block(key)
+            total += sums.item(row, min(hi - base, _STEPS)) - sums.item(row, max(lo - base, 0))
         return total
 
 
@@ -93,7 +98,8 @@ class ComputeTime:
             if not number > 0:
                 raise BadInput(f"{name} is {number}: expected a number above 0")
         self._fleet, self._sequence, self._flops_per_token = fleet, sequence, flops_per_token
-        self._noise = _Normals(seed, noise) if noise else None
+        self._kept = max(_KEPT, _ROUNDS * -(-fleet.n // _WORKERS))
+        self._noise = _Normals(seed, noise, self._kept) if noise else None
         self._drift, self._seed = drift, seed
         self._bases: dict[tuple[int, int], float] = {}
         self._knots: dict[tuple[int, int], list[float]] = {}
@@ -123,7 +129,7 @@ class ComputeTime:
         group, row = divmod(worker, _WORKERS)
         found = self._knots.get((group, knot))
         if found is None:
-            if len(self._knots) >= _KEPT:
+            if len(self._knots) >= self._kept:
                 del self._knots[next(iter(self._knots))]
             found = self._knots[group, knot] = normal(_WORKERS, self._seed, Stream.DRIFT, group, knot).tolist()
         return found[row]

@@ -50,7 +50,12 @@ def split_wait(
     end_s = max(begin_s, arrivals_s[last])
     origins = (last,) if carries is None else carries[last]
     latest_s = max((ready_s[j] for j in origins if j in ready_s), default=begin_s)
-    middle_s = min(max(begin_s, latest_s), end_s)
+    return split_at(begin_s, end_s, latest_s)
+
+
+def split_at(begin_s: float, end_s: float, ready_s: float) -> tuple[float, float]:
+    """The wait from begin_s to end_s, split at the moment at which those awaited were ready."""
+    middle_s = min(max(begin_s, ready_s), end_s)
     return middle_s - begin_s, end_s - middle_s
 
 

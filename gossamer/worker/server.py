@@ -42,8 +42,8 @@ from gossamer.worker.effects import (
     Tag,
     Work,
 )
+from gossamer.worker.pace import program
 from gossamer.worker.packet import DONE, HEADER_BYTES, REFUSED, Packet
-from gossamer.worker.peer import peer
 from gossamer.worker.seat import Said, Seat
 from gossamer.worker.state import State
 
@@ -55,7 +55,7 @@ def programs(seats: Sequence[Seat], states: Sequence[State]) -> list[Program]:
     """The programs of a run: one a worker, then one a server, where the method has servers. Seats and states are the workers' own."""
     tiers = seats[0].method.tiers
     if tiers is None:
-        return [peer(seat, state) for seat, state in zip(seats, states, strict=True)]
+        return [program(seat, state) for seat, state in zip(seats, states, strict=True)]
     clients = [client(seat, state) for seat, state in zip(seats, states, strict=True)]
     x = states[0].x
     servers = [Seat(addr, seats[0].method, seats[0].layout, seats[0].run_id) for addr in range(tiers.n, tiers.top + 1)]

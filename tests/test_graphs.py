@@ -1,0 +1,96 @@
+"""`gossamer plan --topology`, and what `plan` says of the graph of a gossip method."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from gossamer.app.config import load as config_of
+from gossamer.app.graphs import exchange_s, gap_line, show
+from gossamer.app.job import Job, resolve
+from gossamer.app.plan import plan
+from gossamer.core.consensus import spectral_gap
+from gossamer.core.errors import BadInput
+from gossamer.core.matching import Preferred
+from gossamer.core.topology import KNOWN, topology
+from gossamer.core.wires import Net
+
+TWO_REGIONS = """
+[[sites]]
+name = "east"
+region = "e"
+gpu = "A100 80GB"
+workers = 4
+up_mbps = 1000
+down_mbps = 1000
+
+[[sites]]
+name = "west"
+region = "w"
+gpu = "A100 80GB"
+workers = 4
+up_mbps = 1000
+down_mbps = 1000
+
+[[links]]
+between = ["e", "w"]
+rate_mbps = 50
+rtt_ms = 80
+"""
+
+
+def job(*sets: str) -> Job:
+    return resolve(config_of(sets=list(sets)))
+
+
+def shown(j: Job, *names: str) -> list[str]:
+    out = io.StringIO()
+    show(j, names, Console(file=out, width=200))
+    return [line.strip() for line in out.getvalue().splitlines()]
+
+
+def test_each_topology_has_its_gap() -> None:
+    j = job("method.name=gasloc", "fleet.name=uniform-8", "seed=3")
+    lines = shown(j, "all")
+    for name in KNOWN:
+        row = next(line for line in lines if line.startswith(f"{name} ")).split()
+        assert row[2] == f"{spectral_gap(topology(name, 8, 3)):.4f}"
+    assert any("rate of" in line for line in lines)
+    assert not any("rate of" in line for line in shown(job("method.name=diloco", "fleet.name=uniform-8"), "ring"))
+    assert [line.split()[0] for line in shown(j, "ring", "ring") if line.startswith("ring")] == ["ring"]
+
+
+def test_an_unknown_topology_is_refused() -> None:
+    with pytest.raises(BadInput, match="did you mean 'two_peer'"):
+        shown(job("fleet.name=uniform-4"), "twopeer")
+
+
+def test_one_worker_has_a_table_too() -> None:
+    assert any(line.startswith("ring ") for line in shown(job("fleet.name=uniform-1"), "all"))
+
+
+def test_peers_by_link_are_quicker_and_agree_more_slowly(tmp_path: Path) -> None:
+    fleet = tmp_path / "two.toml"
+    fleet.write_text(TWO_REGIONS)
+    j = job("method.name=gasloc", f"fleet.name={fleet}", "method.prefer=1.0")
+    drawn = j.method.topology
+    assert isinstance(drawn, Preferred)
+    lines = shown(j, "two_peer")
+    plain, near = (next(line for line in lines if line.startswith(start)).split() for start in ("two_peer  ", "two_peer, prefer 1"))
+    assert float(near[4]) < float(plain[2])  # the gap, after "two_peer, prefer 1"
+    assert near[5] == "~"
+    net = Net(j.fleet)
+    assert exchange_s(net, drawn, 1e7)[0] < 0.8 * exchange_s(net, topology("two_peer", 8, 0), 1e7)[0]
+    out = io.StringIO()
+    plan(j, Console(file=out, width=200))
+    text = out.getvalue()
+    assert "graph: spectral gap" in text and "(estimated)" in text and f"would have {spectral_gap(topology('two_peer', 8)):.3g}" in text
+
+
+def test_only_gossip_has_a_graph_line() -> None:
+    assert list(gap_line(job("method.name=diloco"))) == []
+    (line,) = gap_line(job("method.name=local_dadam", "fleet.name=uniform-8"))
+    assert "spectral gap 0.146 (exact), so plain averaging agrees to a thousandth in 44 rounds" in line
