@@ -22,7 +22,8 @@ from gossamer.core.fleet import Fleet, Gpu, Link, Site
 from gossamer.core.plan import uniform
 from gossamer.core.tree import layout_of
 from gossamer.recipes import Setting, gasloc
-from gossamer.sim.driver import Event, Simulation
+from gossamer.sim.driver import Simulation
+from gossamer.sim.models import Event
 from gossamer.sim.network import Network
 from gossamer.sim.timing import ComputeTime
 from gossamer.worker.effects import Addr, Boundary, Compute, Expect, Gather, Load, Note, Program, Ready, Send, Span, SpanKind, Tag, Work

@@ -1,6 +1,6 @@
 """How the simulator grows with the fleet: two-peer gossip among 100 to 10,000 workers, 100 rounds each, beside DiLoCo's ring.
 
-    python -m bench.sim_scale [--workers 100,316,1000,3162,10000] [--rounds 100]
+    python -m bench.sim_scale [--workers 100,300,1000,3000,10000] [--rounds 100]
 
 Each size runs in a process of its own, so that its peak memory is its own. A round of DiLoCo with a ring is simulated while it has few
 enough messages (it has 2 n (n - 1)), and worked out by `gossamer.core.predict` for all sizes, on the same fleet. Writes
@@ -83,7 +83,7 @@ def exponent(rows: list[dict[str, Any]]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="How the simulator grows with the fleet, two-peer gossip without tensors.")
-    parser.add_argument("--workers", default="100,316,1000,3162,10000", help="sizes, smallest first")
+    parser.add_argument("--workers", default="100,300,1000,3000,10000", help="sizes, smallest first")
     parser.add_argument("--rounds", type=int, default=AIM["rounds"])
     parser.add_argument("--point", action="store_true", help="measure the one size given, and print it")
     args = parser.parse_args()

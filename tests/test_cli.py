@@ -58,7 +58,7 @@ def test_arguments_reach_the_commands(monkeypatch: pytest.MonkeyPatch) -> None:
         ("simulate", ([], []), {"resume": None, "out": None, "timing_only": False}),
         ("simulate", ([a], []), {"resume": x, "out": None, "timing_only": True}),
         ("compare", ([a, b], []), {"base": None, "jobs": 1, "out": y}),
-        ("plan", ([a], []), {}),
+        ("plan", ([a], [], []), {}),
         ("report", ([x, y],), {"out": None}),
         ("trace", (x,), {"to": Path("trace.json")}),
         ("demo", (), {"out": None}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,10 @@ from gossamer.app.config import load as config_of
 from gossamer.app.graphs import exchange_s, gap_line, show
 from gossamer.app.job import Job, resolve
 from gossamer.app.plan import plan
-from gossamer.core.consensus import spectral_gap
+from gossamer.core.consensus import rate, spectral_gap
 from gossamer.core.errors import BadInput
 from gossamer.core.matching import Preferred
-from gossamer.core.topology import KNOWN, topology
+from gossamer.core.topology import KNOWN, Graph, OnePeer, topology
 from gossamer.core.wires import Net
 
 TWO_REGIONS = """
@@ -58,9 +59,24 @@ def test_each_topology_has_its_gap() -> None:
     for name in KNOWN:
         row = next(line for line in lines if line.startswith(f"{name} ")).split()
         assert row[2] == f"{spectral_gap(topology(name, 8, 3)):.4f}"
-    assert any("rate of" in line for line in lines)
-    assert not any("rate of" in line for line in shown(job("method.name=diloco", "fleet.name=uniform-8"), "ring"))
+        graph = topology(name, 8, 3)
+        assert row[-3:] == [f"{rate(form, graph, lr=0.8, momentum=0.7):.3f}" for form in ("local", "mixed", "outer")]
+    assert any("as configured (form outer)" in line for line in lines)
+    other = shown(job("method.name=diloco", "fleet.name=uniform-8"), "two_peer")
+    assert any("as in gasloc" in line for line in other)
+    mine = shown(job("method.name=noloco", "fleet.name=uniform-8", "method.outer_momentum=0.4"), "one_peer")
+    assert any(line.endswith(f"{rate('outer', topology('one_peer', 8), lr=0.7, momentum=0.4, nesterov=False):.3f}") for line in mine)
+    assert any("outer lr 0.7 and momentum 0.4, heavy ball" in line for line in mine)
     assert [line.split()[0] for line in shown(j, "ring", "ring") if line.startswith("ring")] == ["ring"]
+
+
+def test_the_configured_graph_has_a_row_where_it_is_another() -> None:
+    j = job("method.name=gasloc", "fleet.name=uniform-4")
+    chain = OnePeer(4, 0, admissible=Graph(4, frozenset({(0, 1), (1, 2), (2, 3)})))
+    lines = shown(replace(j, method=replace(j.method, topology=chain)), "one_peer")
+    row = next(line for line in lines if line.startswith("OnePeer (configured)")).split()
+    assert row[3] == f"{spectral_gap(chain):.4f}" and row[4] == "~"
+    assert not any("(configured)" in line for line in shown(j, "one_peer"))
 
 
 def test_an_unknown_topology_is_refused() -> None:

@@ -15,6 +15,7 @@ from gossamer.core.consensus import exact, moments, rate, spectral_gap
 from gossamer.core.errors import BadInput
 from gossamer.core.fleet import Fleet, Gpu, Link, Site
 from gossamer.core.matching import Preferred, Rates
+from gossamer.core.members import over
 from gossamer.core.plan import uniform
 from gossamer.core.topology import OnePeer, TwoPeer
 from gossamer.recipes import Setting, gasloc
@@ -139,7 +140,32 @@ def test_rates_of_a_fleet_are_the_slower_direction_of_lines_and_links(monkeypatc
     rates = Rates.of(Fleet("f", sites, links))
     assert asked == 9
     assert rates.kind == (0, 0, *[1] * 30, 2)
-    np.testing.assert_array_equal(rates.between(), [[500.0, 50.0, 300.0], [50.0, 50.0, 50.0], [300.0, 50.0, 300.0]])
+    np.testing.assert_array_equal(rates.between(), [[500.0, 50.0, 300.0], [50.0, 50.0, 50.0], [300.0, 50.0, 0.0]])
+
+
+@pytest.mark.parametrize("peers", [1, 2])
+def test_without_the_absent_it_is_the_law_of_those_who_are_left(peers: Literal[1, 2]) -> None:
+    """Two sites of three, one of the second gone: a matching or cycle of five, nobody talks to the absent, near links preferred."""
+    whole = Preferred(6, 3, peers, places(0, 0, 0, 1, 1, 1), 1.0)
+    left = [0, 1, 2, 3, 5]
+    few, near = Preferred(5, 3, peers, places(0, 0, 0, 1, 1), 1.0), 0
+    for t in range(40):
+        mixing = over(whole, frozenset({4}), t)
+        assert mixing.row(4) == ((4, 1.0),) and mixing.is_symmetric and mixing.is_doubly_stochastic()
+        np.testing.assert_array_equal(mixing.dense()[np.ix_(left, left)], few.at(t).dense())
+        near += sum((i < 3) == (j < 3) for i in left for j in mixing.inn(i))
+    assert near > 40 * 5 * peers * 0.55
+    assert over(Preferred(2, 0, 1, places(0, 1), 1.0), frozenset({1}), 3).row(0) == ((0, 1.0),)
+    assert over(Preferred(4, 0, 1, TWO_SITES, 1.0, perfect=True), frozenset({1}), 3).is_doubly_stochastic()
+
+
+def test_a_link_to_oneself_does_not_count() -> None:
+    """Each worker alone at its place, whatever "within a place" says: the weights are those of the links that exist."""
+    alone, fast = places(0, 1, 2, near=1.0, far=1.0), places(0, 1, 2, near=1000.0, far=1.0)
+    fast = Rates((1e4,) * 3, (1e4,) * 3, fast.place, fast.link)
+    off = ~np.eye(3, dtype=bool)
+    for rates in (alone, fast):
+        assert set(Preferred(3, 0, 1, rates, 2.0).weights[off].tolist()) == {1 << 20}
 
 
 def test_the_recipe_takes_rates_only_for_a_preference() -> None:

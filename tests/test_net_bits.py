@@ -40,6 +40,9 @@ METHODS = {name: recipe(SETTING) for name, recipe in REGISTRY.items() if name !=
     "gasloc_mod4": gasloc(UNEQUAL, codec="mod4"),
     "gasloc_mod1_overlap": replace(gasloc(UNEQUAL, codec="mod1"), cadence=Cadence(0.4)),
     "gasloc_signs": gasloc(UNEQUAL, codec="signs"),
+    "gasloc_late": gasloc(UNEQUAL, overlap=1.0),
+    "gasloc_adamw_overlap": gasloc(UNEQUAL, outer="adamw", outer_lr=0.01, overlap=0.4),
+    "gasloc_restricted": gasloc(UNEQUAL, admissible=((0, 1), (1, 2), (2, 3))),
     "dadam_mod8": dadam(SETTING, codec="mod8"),
 }
 
@@ -90,7 +93,13 @@ def test_real_bits_and_bytes_are_those_without_a_clock(name: str) -> None:
     assert sum(account.bytes_received for _, account, _ in got) == sum(plain.sent)
 
 
-@pytest.mark.parametrize("name", ["diloco", "diloco_overlap", "gasloc_unequal", "geomesh_unequal_overlap", "gasloc_mod1_overlap"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "diloco", "diloco_overlap", "gasloc_unequal", "geomesh_unequal_overlap", "gasloc_mod1_overlap", "gasloc_late",
+        "gasloc_adamw_overlap",
+    ],
+)  # fmt: skip
 def test_a_run_that_was_stopped_and_resumed_has_the_bits_of_one_that_was_not(name: str) -> None:
     method = replace(METHODS[name], rounds=8)
     want = Lockstep(method).run()

@@ -210,7 +210,7 @@ def test_foreign_packets_are_refused_by_name() -> None:
         (lambda: replace(geomesh(setting()), exchange=Ring()), "lossy"),
         (lambda: replace(gasloc(setting()), exchange=Shard()), "complete topology"),
         (lambda: replace(local_dadam(setting()), cadence=geomesh(setting(), overlap=0.5).cadence), "overlap"),
-        (lambda: diloco(setting(), overlap=1.0), "below 1"),
+        (lambda: diloco(setting(), overlap=1.1), "from 0 to 1"),
         (lambda: replace(diloco(setting()), feedback=geomesh(setting(), error_feedback=True).feedback), "lossless"),
         (lambda: replace(diloco(setting()), topology=gasloc(setting(n=5)).topology), "topology for 5"),
         (lambda: gasloc(setting(n=5), topology="one_peer", perfect=True), "odd|even"),

@@ -157,7 +157,8 @@ def test_a_narrow_terminal_gets_a_column_for_each_run(tmp_path: Path) -> None:
     assert max(map(len, tall.splitlines()[2:])) <= 80 < max(map(len, wide.splitlines()[2:]))
     cells = {cell for row in comparison(runs) for cell in row.cells()}
     assert all(cell in tall and cell in wide for cell in cells)
-    assert as_text(runs, width=20) == wide
+    folded = as_text(runs, width=28).splitlines()[2:]
+    assert max(map(len, folded)) <= 28 and all(any(cell in line for line in folded) for cell in cells)
 
 
 def test_times_and_bytes_are_compared_on_one_clock(tmp_path: Path) -> None:

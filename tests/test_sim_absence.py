@@ -12,7 +12,6 @@ import torch
 from sim_toys import Hooks, Links, Times
 from still import StillBody, mean_of, seat_of, state_of, still
 
-from gossamer.core.cadence import Cadence
 from gossamer.core.errors import RunFailed
 from gossamer.core.members import Roll, over
 from gossamer.core.method import Method
@@ -41,7 +40,8 @@ PLAIN: dict[str, Method] = {
     "ring": gasloc(setting(), topology="ring", outer_lr=1.0, outer_momentum=0.0),
     "one_peer": gasloc(setting(), topology="one_peer", outer_lr=1.0, outer_momentum=0.0),
     "two_peer": gasloc(setting(), outer_lr=0.8, outer_momentum=0.0),
-    "overlap": replace(gasloc(setting(), outer_lr=1.0, outer_momentum=0.0), cadence=Cadence(overlap=0.5)),
+    "overlap": gasloc(setting(), outer_lr=1.0, outer_momentum=0.0, overlap=0.5),
+    "late": gasloc(setting(), topology="one_peer", outer_lr=1.0, outer_momentum=0.0, overlap=1.0),
 }
 
 
@@ -86,13 +86,12 @@ def test_after_a_death_the_mean_of_the_living_stays_and_they_come_together(name:
     result, hooks = simulate(method, absences=absences)
     living = [i for i in range(N) if i not in kills]
     assert [state is None for state in result.final] == [i in kills for i in range(N)]
-    after = max(kills.values()) + (1 if name == "overlap" else 0)  # what was said in its last round may land in the next
+    after = max(kills.values()) + (1 if PLAIN[name].cadence.overlap else 0)  # what was said in its last round may land in the next
     want = mean_of([hooks.x[after][i] for i in living])
     spread_of = []
     for round in range(after, ROUNDS + 1):
         trees = [hooks.x[round][i] for i in living]
-        if name != "overlap":
-            torch.testing.assert_close(mean_of(trees), want, rtol=0, atol=2e-6)
+        torch.testing.assert_close(mean_of(trees), want, rtol=0, atol=2e-6)
         spread_of.append(float(torch.stack([t["w"].double() for t in trees]).sub(mean_of(trees)).norm()))
     assert spread_of[-1] < (0.2 if name == "ring" else 0.1) * max(spread_of[0], 1e-3)
     for account in result.accounts:
@@ -122,7 +121,7 @@ def test_a_death_is_noticed_at_once_and_nobody_waits_longer() -> None:
     assert result.accounts[0].wall_s == pytest.approx(whole.accounts[0].wall_s, rel=1e-9)
 
 
-@pytest.mark.parametrize("name", ["ring", "one_peer", "two_peer", "dadam"])
+@pytest.mark.parametrize("name", ["ring", "one_peer", "two_peer", "dadam", "overlap", "late"])
 def test_past_the_deadline_both_sides_skip_and_the_mean_stays(name: str) -> None:
     """Worker 4 is slow. Whoever gives up on it is given up by it, and it catches up on nothing: the mean of all stays to rounding."""
     method = replace(PLAIN[name], deadline_s=1.5)
@@ -148,7 +147,7 @@ def test_a_deadline_that_nobody_misses_changes_nothing() -> None:
     assert not any("absent" in r for r in hooks.rounds())
 
 
-@pytest.mark.parametrize("name", ["two_peer", "ring"])
+@pytest.mark.parametrize("name", ["two_peer", "ring", "overlap", "late"])
 def test_who_comes_back_takes_a_peers_state_and_its_place(name: str) -> None:
     method = replace(PLAIN[name], outer=replace(PLAIN[name].outer, momentum=0.5))
     body = StillBody(2)
@@ -181,7 +180,8 @@ def test_who_comes_back_takes_a_peers_state_and_its_place(name: str) -> None:
     last = [state.x for state in result.final if state]
     if method.outer.momentum == 0:
         torch.testing.assert_close(mean_of(last), mean_of([*others, hooks.x[since][sponsor]]), rtol=0, atol=4e-6)
-    first = next(r for r in hooks.rounds() if r["worker"] == 2 and r["round"] == since + 1)
+    lands = since + 1 + bool(method.cadence.overlap)
+    first = next(r for r in hooks.rounds() if r["worker"] == 2 and r["round"] == lands)
     assert set(map(int, first["weights"])) == {2, *method.topology.at(since).inn(2)}
     assert result.accounts[sponsor].bytes_sent > min(a.bytes_sent for a in result.accounts)
 

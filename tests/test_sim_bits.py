@@ -42,6 +42,9 @@ METHODS = {name: recipe(setting()) for name, recipe in REGISTRY.items() if name 
     "gasloc_mod4": gasloc(UNEQUAL, codec="mod4"),
     "gasloc_mod1_overlap": replace(gasloc(UNEQUAL, codec="mod1"), cadence=Cadence(0.4)),
     "gasloc_signs": gasloc(UNEQUAL, codec="signs"),
+    "gasloc_late": gasloc(UNEQUAL, overlap=1.0),
+    "gasloc_adamw_overlap": gasloc(UNEQUAL, outer="adamw", outer_lr=0.01, overlap=0.4),
+    "gasloc_restricted": gasloc(UNEQUAL, admissible=((0, 1), (1, 2), (2, 3))),
     "dadam_mod8": dadam(setting(), codec="mod8"),
 }
 

@@ -45,7 +45,7 @@ def test_fragments_are_whole_tensors_in_order_and_of_nearly_equal_size() -> None
             fragments(layout, count)
 
 
-@pytest.mark.parametrize("overlap", [0.0, 0.1, 0.45, 0.5, 0.9])
+@pytest.mark.parametrize("overlap", [0.0, 0.1, 0.45, 0.5, 0.9, 1.0])
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
 def test_a_timeline_keeps_its_order_for_any_number_of_steps(count: int, overlap: float) -> None:
     for meets in (False, True):

@@ -59,6 +59,6 @@ def part_of(job: Job, folder: Path, round: int, worker: Addr, device: torch.devi
         state.roll.unheard = (round, lost)
     if worker not in there:
         state.streams = [Stream() for _ in state.streams]
-        state.local = {}
+        state.local, state.said = {}, {}
     state.roll.enter(round, ())
     return part

@@ -53,6 +53,8 @@ def simulate(configs: Sequence[Path], sets: Sequence[str], *, resume: Path | Non
         job = resolve(load(configs, sets))
         if resume or out:
             raise BadInput("--timing-only trains nothing and keeps no run folder: leave --out and --resume out")
+        if job.kills:
+            raise BadInput("--timing-only has workers that live: leave clock.kill and clock.back out, or train")
         show(job, _console(), simulated(job))
         return
     if resume:

@@ -7,14 +7,17 @@ import shutil
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from gossamer.app.config import Config, load
 from gossamer.app.folder import RunFolder, check_new
 from gossamer.app.job import Job, resolve
+from gossamer.app.settings import Section
 from gossamer.app.simulate import simulate
 from gossamer.core.errors import BadInput
+from gossamer.core.fleet import Fleet
 from gossamer.net.signals import end_with_parent
 from gossamer.train import checkpoint
 
@@ -83,7 +86,7 @@ def check_comparable(jobs: Sequence[Job]) -> None:
         ):
             if a != b:
                 raise BadInput(
-                    f"{first.title} and {job.title} differ in {what} ({_short(a)} against {_short(b)}), and a table must compare methods"
+                    f"{first.title} and {job.title} differ in {_difference(what, a, b)}, and a table must compare methods: set it alike"
                 )
         ours, theirs = first.method.total_tokens, job.method.total_tokens
         if abs(ours - theirs) > 0.02 * ours:
@@ -96,8 +99,26 @@ def check_comparable(jobs: Sequence[Job]) -> None:
             raise BadInput(f"{first.title} trains on {ours:,} tokens and {job.title} on {theirs:,}: give both {remedy}")
 
 
+def _difference(what: str, a: Any, b: Any) -> str:
+    """The first key that differs, with both values.
+
+    >>> _difference("clock", {"noise": 0.0, "drift": 1}, {"noise": 0.0, "drift": 2})
+    'clock.drift (1 against 2)'
+    """
+    if isinstance(a, Fleet):
+        if a.name != b.name:
+            return f"fleet.name ({a.name} against {b.name})"
+        return f"the fleet {a.name}, whose files are not the same"
+    if isinstance(a, Section):
+        a, b = a.model_dump(), b.model_dump()
+    if isinstance(a, dict) and isinstance(b, dict):
+        key = next(k for k in [*a, *b] if k not in a or k not in b or a[k] != b[k])
+        return _difference(f"{what}.{key}", a.get(key), b.get(key))
+    return f"{what} ({_short(a)} against {_short(b)})"
+
+
 def _short(value: object) -> str:
-    text = str(value)
+    text = "nothing" if value is None else str(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 

@@ -185,7 +185,7 @@ def _fault(error: dict[str, Any]) -> str:
     if error["type"] == "extra_forbidden":
         return _unknown(key)
     if field is None:
-        return f"{key} = {show(value)}: expected a number, text, true or false, or a list of these"
+        return f"{key} = {show(value)}: expected a number, text, true or false, or a list of these or of such lists"
     if (section := _sections().get(key)) is not None:
         keys = ", ".join(section.model_fields)
         hint = f'; did you mean {key}.name = "{value}"?' if isinstance(value, str) and "name" in section.model_fields else ""

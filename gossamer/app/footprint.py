@@ -61,7 +61,8 @@ def footprint(method: Method, layout: Layout, config: Any, activation_bytes: int
 def outer_copies(method: Method) -> int:
     """Float32 copies of the model that a worker holds beside it: anchor, outer state, residual, what travels, what was last heard."""
     feeds = method.feedback is not None and method.feedback.at_worker
-    return 1 + len(method.outer.init({"p": torch.zeros(1)})) + feeds + (method.cadence.overlap > 0) + method.cadence.eager
+    kept = sum(tree["p"].numel() > 1 for tree in method.outer.init({"p": torch.zeros(2)}).values())  # a count of steps is no copy
+    return 1 + kept + feeds + (method.cadence.overlap > 0) + method.cadence.eager
 
 
 def _kind(by_row: bool, matrix: bool) -> str:

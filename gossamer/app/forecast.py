@@ -10,6 +10,7 @@ from gossamer.app.job import Job
 from gossamer.app.settings import MethodSection, Option
 from gossamer.app.timing import time_only
 from gossamer.app.workload import costs_of
+from gossamer.core.compensate import changes_peers, model_s
 from gossamer.core.errors import BadInput
 from gossamer.core.predict import predict
 from gossamer.core.wires import Net
@@ -63,6 +64,14 @@ def forecast(job: Job, net: Net | None = None) -> Forecast:
         p.round_s, p.compute_s.tolist(), p.exchange_s.tolist(), p.straggler_s.tolist(), p.network_s.tolist(), p.wall_s.tolist(),
         [p.sent_bytes] * job.n,
     )  # fmt: skip
+
+
+def modelled_s(job: Job) -> float | None:
+    """A round by the literature's model (gossamer.core.compensate.model_s). None: it has nothing to say of the method, which is neither
+    gossip nor an all-reduce of float32 or a codec's packets."""
+    if job.method.tiers or not (job.method.exchange.everybody or changes_peers(job.method)):
+        return None
+    return model_s(job.method, Net(job.fleet), job.layout, costs_of(job.config, job.fleet, job.method.plan.batch, job.charged))
 
 
 def simulated(job: Job, rounds: int | None = None, *, noise: bool = True) -> Forecast:

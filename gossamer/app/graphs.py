@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 from rich import box
@@ -12,11 +13,11 @@ from rich.table import Table
 
 from gossamer.app.job import Job
 from gossamer.core.codec import Fp32
-from gossamer.core.consensus import exact, rate, rounds_to, spectral_gap
+from gossamer.core.consensus import Form, exact, rate, rounds_to, spectral_gap
 from gossamer.core.matching import Preferred
 from gossamer.core.mixing import Mixing
 from gossamer.core.outer import Gossip
-from gossamer.core.topology import KNOWN, OnePeer, Topology, TwoPeer, topology
+from gossamer.core.topology import KNOWN, Complete, OnePeer, OnePeerExp, Ring, Topology, TwoPeer, topology
 from gossamer.core.wires import Net, together
 from gossamer.worker.packet import HEADER_BYTES
 
@@ -24,6 +25,8 @@ _ROUNDS = 16
 """Rounds whose exchange is worked out."""
 _SPARSE = 64
 """Messages a worker and round up to which it is."""
+_MEASURED = 256
+"""Workers up to which rates are shown that have to be measured."""
 
 
 def gap_line(job: Job) -> Iterator[str]:
@@ -41,7 +44,8 @@ def gap_line(job: Job) -> Iterator[str]:
 def show(job: Job, names: Sequence[str], console: Console) -> None:
     """Prints a table of the named topologies among the job's workers, on its fleet; "all" is all of them.
 
-    Where the configured method draws its peers by link, one_peer and two_peer have a second row for that.
+    Where the configured method draws its peers by link, one_peer and two_peer have a second row for that. Another graph that it mixes on,
+    one's own or among admissible pairs, has a row too.
 
     Raises:
         BadInput: an unknown name.
@@ -54,21 +58,23 @@ def show(job: Job, names: Sequence[str], console: Console) -> None:
         graph = topology(name, job.n, job.config.seed, alpha=alpha)
         rows.append((name, graph))
         if isinstance(own, Preferred) and name in ("one_peer", "two_peer") and job.n > 1:
-            peers = 1 if name == "one_peer" else 2
+            peers: Literal[1, 2] = 1 if name == "one_peer" else 2
             rows.append((f"{name}, prefer {own.prefer:g}", Preferred(job.n, own.seed, peers, own.rates, own.prefer, alpha)))
+    if not isinstance(own, Preferred | Ring | Complete | OnePeer | TwoPeer | OnePeerExp) or getattr(own, "admissible", None) is not None:
+        rows.append((f"{type(own).__name__} (configured)", own))
     console.print(_table(job, rows))
     for line in _notes(job, alpha):
         console.print(line, highlight=False)
 
 
 def _table(job: Job, rows: Sequence[tuple[str, Topology]]) -> Table:
-    outer = job.method.outer
+    outer = _outer(job)
     table = Table(
         title=f"Graphs among {job.n} workers of {job.fleet.name}", box=box.SIMPLE, title_style="bold", title_justify="left", pad_edge=False
     )
     table.add_column("topology", no_wrap=True)
     heads = ["messages\na round", "spectral\ngap", "rounds to\n1/1000", "exchange s\nmean", "exchange s\nslowest"]
-    for head in heads + [f"rate of\n{job.title}"] * isinstance(outer, Gossip):
+    for head in [*heads, *(f"rate,\n{form}" for form in get_args(Form))]:
         table.add_column(head, justify="right", no_wrap=True)
     net, nbytes = Net(job.fleet), job.bytes_charge * (HEADER_BYTES + Fp32().nbytes(job.layout))
     for name, graph in rows:
@@ -76,10 +82,17 @@ def _table(job: Job, rows: Sequence[tuple[str, Topology]]) -> Table:
         sent = np.mean([len(graph.at(0).out(i)) for i in range(job.n)]) if name != "complete" else job.n - 1
         mean_s, slowest_s = exchange_s(net, graph, nbytes) if sent <= _SPARSE else (None, None)
         cells = [f"{sent:.3g}", f"{gap:.4f}" + ("" if _known(graph) == "exact" else " ~"), _rounds(gap), _s(mean_s), _s(slowest_s)]
-        if isinstance(outer, Gossip):
-            cells.append(f"{rate(outer.form, graph, lr=outer.lr, momentum=outer.momentum, nesterov=outer.nesterov):.3f}")
+        for form in get_args(Form):
+            quick = job.n <= _MEASURED or exact(graph)
+            cells.append(f"{rate(form, graph, lr=outer.lr, momentum=outer.momentum, nesterov=outer.nesterov):.3f}" if quick else "-")
         table.add_row(name, *cells)
     return table
+
+
+def _outer(job: Job) -> Gossip:
+    """What the rates are of: the configured outer optimizer, or else gasloc's."""
+    outer = job.method.outer
+    return outer if isinstance(outer, Gossip) and outer.linear else Gossip()
 
 
 def _notes(job: Job, alpha: float) -> Iterator[str]:
@@ -91,8 +104,12 @@ def _notes(job: Job, alpha: float) -> Iterator[str]:
         "exchange: float32 parameters, all workers at once; how long a worker waits in the mean, and the slowest of a round, over "
         f"{_ROUNDS} rounds"
     )
-    if isinstance(job.method.outer, Gossip):
-        yield "rate: the same disagreement with the configured outer optimizer; at 1 or more the workers drift apart"
+    outer = _outer(job)
+    yield (
+        f"rate: growth of the disagreement a round, as a root mean square, by where momentum acts, with outer lr {outer.lr:g} and momentum "
+        f"{outer.momentum:g}{'' if outer.nesterov else ', heavy ball'}, "
+        f"{f'as configured (form {outer.form})' if outer is job.method.outer else 'as in gasloc'}; at 1 or more the workers drift apart"
+    )
 
 
 @dataclass(frozen=True)
@@ -126,7 +143,7 @@ def _known(graph: Topology) -> str:
 
 
 def _rounds(gap: float) -> str:
-    rounds = rounds_to(1.0 - gap)
+    rounds = max(1.0, rounds_to(1.0 - gap))
     return f"{rounds:.0f}" if rounds < 1e6 else f"{rounds:.1e}"
 
 

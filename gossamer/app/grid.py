@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -25,8 +26,10 @@ from gossamer.app.config import Config, load, override
 from gossamer.app.folder import clean, write_atomically
 from gossamer.app.job import resolve
 from gossamer.core.errors import BadInput, RunFailed
+from gossamer.report.grid_page import grid_page
 from gossamer.report.table import laid_out, paired, verdict
 from gossamer.report.words import charged_as, clock, fixed, percent
+from gossamer.report.write import write_whole
 from gossamer.train.evaluate import perplexity
 
 DEFAULT_CELLS = Path("bench/results/cells")
@@ -183,7 +186,7 @@ def run_grid(
     keep: bool,
     console: Console,
 ) -> None:
-    """Runs what is missing, prints the table and writes `out`/grid.json.
+    """Runs what is missing, prints the table and writes `out`/grid.json and `out`/index.html.
 
     Raises:
         BadInput, Stopped: as `run_cells`.
@@ -201,6 +204,9 @@ def run_grid(
     said = notes(rows, axes, folder)
     out.mkdir(parents=True, exist_ok=True)
     write_atomically(out / "grid.json", json.dumps(clean(as_json(rows, axes, folder, said)), indent=1, ensure_ascii=False) + "\n")
+    columns, table = as_table(rows, axes)
+    links = [_links(row, out, folder) for row in rows]
+    write_whole(out / "index.html", grid_page(title(rows), columns, list(zip(table, links, strict=True)), said))
     console.print()
     console.print(title(rows), markup=False)
     console.print()
@@ -208,11 +214,21 @@ def run_grid(
         console.print(line, markup=False)
     for line in said:
         console.print(line, markup=False)
-    console.print(f"table: {out / 'grid.json'}; cells: {folder}", markup=False)
+    console.print(f"table: {out / 'index.html'} and grid.json; cells: {folder}", markup=False)
     bad = [cell for row in rows for cell in row.cells if cell.failed]
     if bad:
         lines = [f"\n  {c.config.name}, seed {c.config.seed}: {c.failed}{_again(cell_path(folder, c.hash))}" for c in bad]
         raise RunFailed(f"{len(bad)} of {len(configs)} cells have failed:" + "".join(lines))
+
+
+def _links(row: Row, out: Path, cells: Path) -> list[tuple[str, str]]:
+    """A cell's file, and the folder of a run that was kept, for each seed; relative to `out`."""
+    found = []
+    for cell in row.cells:
+        for name, path in ((f"seed {cell.config.seed}", cell_path(cells, cell.hash)), ("run", out / "runs" / cell.hash)):
+            if path.exists():
+                found.append((name, Path(os.path.relpath(path.resolve(), out.resolve())).as_posix()))
+    return found
 
 
 def _again(path: Path) -> str:
@@ -242,6 +258,11 @@ def title(rows: Sequence[Row]) -> str:
 
 def as_lines(rows: Sequence[Row], axes: Sequence[Axis], width: int | None = None) -> list[str]:
     """The table as plain text. `*` marks the best of each configuration, among rows whose seeds have all come to a finite loss."""
+    return laid_out(*as_table(rows, axes), 1, width)
+
+
+def as_table(rows: Sequence[Row], axes: Sequence[Axis]) -> tuple[list[tuple[str, str]], list[list[str]]]:
+    """Columns as (name, unit), and the cells of each row."""
     heads = [("configuration", ""), *((a.key, "") for a in axes), ("seeds", ""), ("loss", "nats"), ("±", "nats"), ("perplexity", "")]
     heads += [("time to target", "h:mm:ss"), ("total time", "h:mm:ss"), ("utilisation", "%"), ("straggler idle", "%")]
     heads += [("network idle", "%"), ("against the best", "nats")]
@@ -263,7 +284,7 @@ def as_lines(rows: Sequence[Row], axes: Sequence[Axis], width: int | None = None
                 _against(row, best),
             ]
         )
-    return laid_out(heads, lines, 1, width)
+    return heads, lines
 
 
 def _time_to_target(row: Row) -> str:

@@ -128,7 +128,7 @@ def _writable(annotation: Any) -> bool:
     return any(
         member in _SCALARS
         or get_origin(member) is Literal
-        or (get_origin(member) in (tuple, list) and all(a is Ellipsis or a in _SCALARS for a in get_args(member)))
+        or (get_origin(member) in (tuple, list) and all(a is Ellipsis or _writable(a) for a in get_args(member)))
         for member in _members(annotation)
     )
 

@@ -9,19 +9,23 @@ from rich.console import Console
 from rich.table import Table
 
 from gossamer.app.footprint import outer_copies
-from gossamer.app.forecast import Forecast, Row, choice, forecast, others, row
+from gossamer.app.forecast import Forecast, Row, choice, forecast, modelled_s, others, row, simulated
 from gossamer.app.graphs import gap_line
 from gossamer.app.job import Job
 from gossamer.app.progress import count, duration
 from gossamer.app.workload import costs_of, micro_batch, plan_name, unhidden_of
 from gossamer.core.awb import Balance
-from gossamer.core.consensus import exact, rate, rounds_to
+from gossamer.core.compensate import changes_peers
+from gossamer.core.consensus import exact, rate, rounds_to, worst_rate
 from gossamer.core.outer import Gossip
+from gossamer.core.predict import unhidden_s
 from gossamer.core.tree import numel
 from gossamer.core.wires import Net
 from gossamer.worker.packet import HEADER_BYTES
 
 _SHOWN = 24
+_ROUNDS, _MESSAGES = 16, 20_000
+"""Rounds that are simulated beside the formula, and up to how many messages they are."""
 
 
 def plan(job: Job, console: Console) -> None:
@@ -40,7 +44,8 @@ def show(job: Job, console: Console, seen: Forecast) -> None:
     console.print(_workers(job, seen))
     if job.n > _SHOWN:
         console.print(f"... and {job.n - _SHOWN} more workers")
-    for line in (*_measured_lines(job), *_run_lines(job, seen), *_balance_lines(job), *_memory_lines(job), *_outer_lines(job)):
+    lines = (*_measured_lines(job), *_run_lines(job, seen), *_model_lines(job, seen))
+    for line in (*lines, *_balance_lines(job), *_memory_lines(job), *_outer_lines(job)):
         console.print(line, highlight=False)
 
 
@@ -104,16 +109,36 @@ def _run_lines(job: Job, seen: Forecast) -> Iterator[str]:
     )
 
 
+def _model_lines(job: Job, seen: Forecast) -> Iterator[str]:
+    """The time of a round by the literature's model, by formula, and simulated."""
+    model_s, gossip = modelled_s(job), changes_peers(job.method)
+    if model_s is None:
+        return
+    law = "max_i (k_i T_i^comm + H_i T_i^comp)" if gossip else "max_i 2 T_i^comm + max_i H_i T_i^comp"
+    line = f"a round: {_s(model_s)} s by the time model of Cagnasso et al. 2026 (T_step = {law}), "
+    if seen.exchange_s is None:
+        yield line + f"{_s(seen.round_s)} s in this simulation"
+        return
+    line += f"{_s(seen.round_s)} s worked out"
+    if job.n * (job.method.heard_by if gossip else 2 * (job.n - 1)) * _ROUNDS <= _MESSAGES:
+        line += f", {_s(simulated(job, _ROUNDS, noise=False).round_s)} s in the event simulation ({_ROUNDS} rounds, without noise)"
+    yield line
+
+
 def _balance_lines(job: Job) -> Iterator[str]:
     if plan_name(job.config) != "awb":
         return
     p, plan = job.config.plan, job.method.plan
-    step_s = costs_of(job.config, job.fleet, plan.batch, job.charged).step_s
-    unhidden = unhidden_of(job.config, Net(job.fleet), job.method, job.layout, job.fleet, job.charged)
+    net, costs = Net(job.fleet), costs_of(job.config, job.fleet, plan.batch, job.charged)
+    step_s, unhidden = costs.step_s, unhidden_of(job.config, net, job.method, job.layout, job.fleet, job.charged)
+    paid = ""
+    if changes_peers(job.method) and (whole := max(unhidden_s(job.method, net, job.layout, costs))):
+        paid = f" ({100 * max(unhidden) / whole:.0f} % of it, which is quickest)"
     balanced = Balance(step_s, tuple(unhidden), plan, job.n * p.steps * p.batch * p.sequence)
     yield (
-        f"balance: compute plus unhidden exchange differ by {balanced.spread_s:.2f} s at most; {balanced.tokens_off:+,} tokens a round "
-        f"from those asked for; whole steps cost {100 * balanced.loss:.1f} % of time a token against fractions of a step"
+        f"balance: compute plus unhidden exchange{paid} differ by {balanced.spread_s:.2f} s at most; "
+        f"{balanced.tokens_off:+,} tokens a round from those asked for; "
+        f"whole steps cost {100 * balanced.loss:.1f} % of time a token against fractions of a step"
         + (", which carrying them from round to round gains back" if p.carry else "")
     )
 
@@ -149,13 +174,18 @@ def _outer_lines(job: Job) -> Iterator[str]:
     size = 4 * copies * numel(job.charged.layout)
     of = " of the model that is charged" if job.charged_as else ""
     yield f"outer state per worker, beside the model: {size / 1e6:.1f} MB ({names}{of})"
-    if isinstance(method.outer, Gossip) and job.n > 1:
+    if isinstance(method.outer, Gossip) and not method.outer.linear and job.n > 1:
+        yield "consensus: the outer optimizer is not linear in the disagreement, so no rate is known; workers stay about its step apart"
+    elif isinstance(method.outer, Gossip) and job.n > 1:
         o = method.outer
         r = rate(o.form, method.topology, lr=o.lr, momentum=o.momentum, nesterov=o.nesterov)
         yield (
             f"consensus: the workers' disagreement shrinks by {r:.3f} a round ({'exact' if exact(method.topology) else 'estimated'}), "
             + (f"to a thousandth in {rounds_to(r):.0f} rounds" if r < 1 else "so it does NOT shrink: lower the outer momentum")
         )
+        if tau := method.cadence.overlap:
+            r = worst_rate(o.form, method.topology, lr=o.lr, momentum=o.momentum, nesterov=o.nesterov, overlap=tau)
+            yield f"consensus under overlap {tau:g}: at worst {r:.3f} a round, where inner steps go most of the way to an optimum"
     yield from gap_line(job)
 
 

@@ -18,7 +18,7 @@ METHODS = ("ddp", "local_sgd", "diloco", "streaming_diloco", "gasloc", "dadam", 
 """Names that `[method] name` knows; the keys of `gossamer.recipes.REGISTRY`, repeated here so that reading a file loads no torch."""
 
 Scalar: TypeAlias = bool | int | float | str
-Option: TypeAlias = Scalar | list[Scalar]
+Option: TypeAlias = Scalar | list[Scalar | list[Scalar]]
 
 DEFAULT_ROUNDS = 20
 MAX_ROUNDS = 2**28 - 1
@@ -115,6 +115,7 @@ class PlanSection(Section):
     )
     knee: float = Field(default=0.95, gt=0, le=1, description="awb: B is the smallest with this share of the best tokens per second")
     headroom: float = Field(default=0.1, ge=0, lt=1, description="share of a worker's memory to keep free")
+    fit: bool = Field(default=True, description="awb: no more sequences than memory holds at once; false: as asked for, in parts")
     carry: bool = Field(
         default=False, description="awb: carry what is left of a step from round to round, so that H is balanced exactly in the mean"
     )
@@ -170,6 +171,7 @@ class EvalSection(Section):
     every: int = Field(default=1, ge=0, description="rounds between evaluations; 0: only at the end")
     sequences: int = Field(default=64, ge=1, le=10_000_000, description="held-out sequences per evaluation")
     batch: int = Field(default=16, ge=1, description="sequences per forward pass of an evaluation")
+    workers: bool = Field(default=False, description="gossip in the simulator: evaluate every worker's own parameters too, every time")
     target_perplexity: float | None = Field(
         default=None, gt=1, description="the perplexity whose time is measured; a perplexity is exp(loss) and never reaches 1"
     )

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from gossamer.app.absence import absences_of
+from gossamer.app.agreement import write_agreement
 from gossamer.app.folder import JsonLines, RunFolder, default_path
 from gossamer.app.job import Job
 from gossamer.app.metrics import check_unchanged, evaluation, facts_of
@@ -125,15 +126,17 @@ def write_result(job: Job, world: str, folder: RunFolder, trees: dict[int, Tree]
     alone."""
     living = list(trees.values())
     losses = {i: judge(t) for i, t in trees.items()} if not job.method.synchronous and not job.servers else None
+    records = folder.read_lines("metrics.jsonl")
     summary = summarise(
         job,
         world,
-        folder.read_lines("metrics.jsonl"),
+        records,
         final_loss=judge(fleet_mean(job, living)),
         worker_losses=None if losses is None else [losses.get(i) for i in range(job.n)],
         distance=None if job.servers else consensus_distance(living),
         hashes=[sha256(living[0])] if job.servers else [sha256(trees[i]) if i in trees else None for i in range(job.n)],
         dead=[] if job.servers else [i for i in range(job.n) if i not in trees],
+        agreed=write_agreement(job, folder, records),
     )
     folder.write_summary(summary)
 
@@ -217,6 +220,9 @@ class SimHooks:
             self._judged_s = time_s
             distance = None if tiers else consensus_distance(trees)
             self.metrics.add(evaluation(round, "fleet", tokens, time_s, self._loss, distance=distance))
+            if self.job.config.eval.workers and not self.job.method.synchronous and not tiers:
+                for worker, (t, tree) in sorted(cut.items()):
+                    self.metrics.add(evaluation(round, worker, tokens, t, self.judge(tree or {})))
         self.progress.update(round, tokens, self._loss, f"virtual clock {duration(time_s)}", what="validation loss")
 
     def ended(self) -> None:

@@ -39,6 +39,12 @@ def consensus_distance(trees: Sequence[Tree]) -> float:
     return math.sqrt(sum(squares) / len(squares))
 
 
+def _single(losses: Sequence[float | None] | None) -> dict[str, Any] | None:
+    """The losses of the workers' own models: best, worst and mean of those that are left, and each."""
+    left = [loss for loss in losses or () if loss is not None]
+    return {"best": min(left), "worst": max(left), "mean": sum(left) / len(left), "workers": list(losses or ())} if left else None
+
+
 def summarise(
     job: Job,
     world: str,
@@ -49,6 +55,7 @@ def summarise(
     distance: float | None,
     hashes: Sequence[str | None],
     dead: Sequence[int] = (),
+    agreed: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The content of `summary.json` (design: run folder)."""
     records = list(records)
@@ -89,6 +96,7 @@ def summarise(
         "fleet": job.fleet.name,
         "workers": n,
         "worker_names": worker_names(job),
+        "worker_regions": [job.fleet.site(i).region for i in range(n)],
         "parameters": numel(job.layout),
         "rounds": min(rounds[i] for i in range(n) if i not in dead),
         "tokens": sum(tokens),
@@ -98,6 +106,7 @@ def summarise(
         "final_perplexity_workers": None
         if worker_losses is None
         else [None if loss is None else perplexity(loss) for loss in worker_losses],
+        "final_loss_workers": _single(worker_losses),
         "wall_s": max(wall),
         "time_to_target_s": hit_s,
         "target_perplexity": target,
@@ -111,6 +120,7 @@ def summarise(
         "dead": list(dead),
         "exact_zeros": exact_zeros,
         "consensus_distance": distance,
+        "consensus": None if agreed is None else dict(agreed),
         "params_sha256": list(hashes),
         "charged_as": None if world == "net" else job.charged_as,
         "bytes_charge": 1.0 if world == "net" else job.bytes_charge,

@@ -46,6 +46,7 @@ def time_only(job: Job, rounds: int | None = None, *, noise: bool = True, hooks:
         charge=job.bytes_charge,
         sequence=sequence,
         servers=job.servers,
+        ahead=job.config.run.ahead,
     ).run()
     plan = job.method.plan
     records = [

@@ -9,10 +9,11 @@ from typing import Any, Literal
 from gossamer.app.footprint import Footprint, footprint
 from gossamer.app.settings import Config
 from gossamer.core.awb import balance, knee, real_steps
+from gossamer.core.compensate import paid_s
 from gossamer.core.fleet import Fleet, Site
 from gossamer.core.method import Method
 from gossamer.core.plan import Plan, proportional, uniform
-from gossamer.core.predict import Costs, step_times, unhidden_s
+from gossamer.core.predict import Costs, step_times
 from gossamer.core.tree import Layout
 from gossamer.core.wires import Net
 from gossamer.recipes import DEFAULT_PLAN
@@ -46,10 +47,12 @@ def costs_of(config: Config, fleet: Fleet, batch: tuple[int, ...], charged: Char
 
 
 def unhidden_of(config: Config, net: Net, method: Method, layout: Layout, fleet: Fleet, charged: Charged) -> list[float]:
-    """c_i of every worker under the method's plan, in seconds; 0 where workers talk to servers."""
+    """What a balanced plan leaves every worker time for, in seconds: c_i, of gossip the share of it that is worth steps; 0 where workers
+    talk to servers."""
     if method.tiers:
         return [0.0] * method.n
-    return unhidden_s(method, net, layout, costs_of(config, fleet, method.plan.batch, charged))
+    p = config.plan
+    return paid_s(method, net, layout, costs_of(config, fleet, method.plan.batch, charged), method.n * p.steps * p.batch * p.sequence)
 
 
 def plan_name(config: Config) -> str:
@@ -87,11 +90,12 @@ def plan_of(config: Config, fleet: Fleet, layout: Layout, charged: Charged, meth
 def _batch(config: Config, site: Site, memory: Footprint, charged: Charged) -> int:
     """B of the site's workers: the knee of tokens a second from plan.batch to plan.batch_max, or as much as memory holds of plan.batch.
 
-    Where not even one sequence fits it is 1: an estimate may be wrong, and nothing smaller can be planned.
+    Where not even one sequence fits it is 1: an estimate may be wrong, and nothing smaller can be planned. With plan.fit = false memory is
+    not looked at: a batch can pass through the model in parts.
     """
     p = config.plan
     most = p.batch_max or p.batch
-    fits = memory.batch_max(site, charged.sequence, p.headroom)
+    fits = memory.batch_max(site, charged.sequence, p.headroom) if p.fit else None
     if fits is not None:
         most = max(1, min(most, fits))
     return knee(lambda b: site.time_s(b * p.sequence, charged.flops_per_token), min(p.batch, most), most, p.knee)

@@ -22,6 +22,8 @@ from typing import Literal, NamedTuple
 from gossamer.core.errors import BadInput
 
 _ORDER = ("launch", "meet", "land")
+_LATE = ("meet", "land", "launch")
+"""Where an exchange travels for a whole round: it lands right before the next is launched."""
 
 
 class Event(NamedTuple):
@@ -51,7 +53,8 @@ class Cadence:
     """
 
     overlap: float = 0.0
-    """Share of a round's inner steps under which an exchange travels; 0: it lands where it is launched."""
+    """Share of a round's inner steps under which an exchange travels; 0: it lands where it is launched; 1: a whole block late, right
+    before the next launch."""
     fragments: int = 1
     """F: parts of the model, whole tensors each, that travel apart."""
     eager: bool = False
@@ -59,8 +62,8 @@ class Cadence:
     from the worker's own parameters (arXiv 2502.12996, "eager updates"). The agreed parameters are formed as without."""
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.overlap < 1.0:
-            raise BadInput(f"cadence overlap {self.overlap} must be at least 0 and below 1: a share of the next round's inner steps")
+        if not 0.0 <= self.overlap <= 1.0:
+            raise BadInput(f"cadence overlap {self.overlap} must be from 0 to 1: a share of the next round's inner steps")
         if self.fragments < 1:
             raise BadInput(f"cadence fragments is {self.fragments}: expected 1 (the whole model at once) or more")
         if self.eager and not self.overlap:
@@ -88,7 +91,8 @@ def _timeline(overlap: float, fragments: int, meets: bool) -> tuple[Event, ...]:
             events.append(Event(_within(start + lag / 2), "meet", p))
         if lag:
             events.append(Event(_within(start + lag), "land", p))
-    return tuple(sorted(events, key=lambda e: (e.share, _ORDER.index(e.kind), e.fragment)))
+    order = _LATE if lag == 1 else _ORDER
+    return tuple(sorted(events, key=lambda e: (e.share, order.index(e.kind), e.fragment)))
 
 
 def _lag(overlap: float) -> Fraction:

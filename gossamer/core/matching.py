@@ -16,7 +16,8 @@ graphs of the uniform law remain possible, so that the mean over rounds still jo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import ClassVar, Literal
 
@@ -86,10 +87,17 @@ class Rates:
         return tuple(self.kinds[line] for line in zip(self.place, self.up, self.down, strict=True))
 
     def between(self) -> NDArray[np.float64]:
-        """r, shape [kinds, kinds], symmetric."""
+        """r, shape [kinds, kinds], symmetric; 0 from the only worker of a kind to itself."""
         place, up, down = (np.array(column) for column in zip(*self.kinds, strict=True))
         one_way = np.minimum(np.minimum(up[:, None], np.array(self.link)[place][:, place]), down)
-        return np.minimum(one_way, one_way.T)
+        r: NDArray[np.float64] = np.minimum(one_way, one_way.T)
+        r[np.diag(np.bincount(self.kind) == 1)] = 0.0
+        return r
+
+    def among(self, workers: Sequence[int]) -> Rates:
+        """Of these workers alone, in this order."""
+        up, down = (tuple(line[i] for i in workers) for line in (self.up, self.down))
+        return Rates(up, down, tuple(self.place[i] for i in workers), self.link)
 
     @staticmethod
     def of(fleet: Fleet) -> Rates:
@@ -142,7 +150,13 @@ class Preferred:
     def weights(self) -> NDArray[np.int64]:
         """w, shape [kinds, kinds]: whole numbers from 1 to 2^20."""
         r = self.rates.between()
-        return np.maximum(1, np.rint(_UNIT * np.power(r / r.max(), self.prefer))).astype(np.int64)
+        shares = np.power(r / (r.max() or 1.0), self.prefer)
+        whole: NDArray[np.int64] = np.maximum(1, np.rint(_UNIT * shares)).astype(np.int64)
+        return whole
+
+    def among(self, workers: Sequence[int]) -> Preferred:
+        """The same law among these workers alone, renumbered in this order. One of an odd number sits out then, promise or not."""
+        return replace(self, n=len(workers), rates=self.rates.among(workers), perfect=False)
 
     def at(self, round: int) -> Mixing:
         """The graph of `round`."""

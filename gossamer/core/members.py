@@ -21,6 +21,8 @@ from functools import lru_cache
 
 import numpy as np
 
+from gossamer.core.averaging import Averaged
+from gossamer.core.matching import Preferred
 from gossamer.core.mixing import Mixing
 from gossamer.core.topology import KEPT, Complete, OnePeer, OnePeerExp, Ring, Topology, TwoPeer
 
@@ -75,7 +77,7 @@ def _over(topology: Topology, absent: Absent, round: int) -> Mixing:
     living = [i for i in range(n) if i not in absent]
     if not living:
         return Mixing.from_edges(n, [], 1.0)
-    if (smaller := _of(topology, len(living))) is not None:
+    if (smaller := _of(topology, living)) is not None:
         few = smaller.at(round)
         entries = [(living[i], living[j], w) for i in range(few.n) for j, w in few.row(i)]
     else:
@@ -83,8 +85,18 @@ def _over(topology: Topology, absent: Absent, round: int) -> Mixing:
     return Mixing.from_edges(n, np.array([(i, j) for i, j, _ in entries]), np.array([w for _, _, w in entries]))
 
 
-def _of(topology: Topology, m: int) -> Topology | None:
-    """The same rule for m workers, where it is one."""
+@lru_cache(KEPT)
+def _drawn(topology: Preferred, absent: Absent) -> Preferred:
+    return topology.among([i for i in range(topology.n) if i not in absent])
+
+
+def _of(topology: Topology, living: Sequence[int]) -> Topology | None:
+    """The same rule among the living, where it is one."""
+    m = len(living)
+    if type(topology) is Preferred:
+        return _drawn(topology, frozenset(range(topology.n)).difference(living))
+    if type(topology) is Averaged:
+        return None if (base := _of(topology.base, living)) is None else replace(topology, base=base)
     if type(topology) is OnePeer and topology.admissible is None:
         return replace(topology, n=m, perfect=False)
     if type(topology) is TwoPeer and topology.admissible is None:

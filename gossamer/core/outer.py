@@ -22,6 +22,9 @@ from gossamer.core.tree import Tree, map_tree, master, rounded, zeros_like
 OuterState: TypeAlias = dict[str, Tree]
 Says: TypeAlias = Literal["drift", "parameters", "gradient"]
 
+STEP = "step"
+"""The one outer state that is not of the parameters' shape: how many steps were taken, one float32 number a tensor."""
+
 
 class Outer(Protocol):
     """The rule between two rounds."""
@@ -50,7 +53,12 @@ def drift(x: Tree, y: Tree) -> Tree:
     return map_tree(lambda a, b: torch.sub(a, b.to(torch.float32)), rounded(x, y), y)
 
 
-def _check(lr: float, momentum: float) -> None:
+def check(lr: float, momentum: float) -> None:
+    """Refuses an outer learning rate or momentum outside its range.
+
+    Raises:
+        BadInput: with the range.
+    """
     if not 0.0 < lr <= 1000.0:
         raise BadInput(f"outer learning rate {lr} must be above 0, and at most 1000 (0.4 to 1.0 are usual)")
     if not 0.0 <= momentum < 1.0:
@@ -77,7 +85,7 @@ class OuterSGD:
     needs_said: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        _check(self.lr, self.momentum)
+        check(self.lr, self.momentum)
         if self.correction not in ("none", "work"):
             raise BadInput(f"the outer correction is {self.correction!r}: expected 'none' or 'work'")
 
@@ -127,9 +135,13 @@ class Gossip:
 
     - ``"local"``, as printed:  x_{t+1} = W z_t + momentum * (z_t - z_{t-1}). Replicas keep a spread even on the complete graph.
     - ``"mixed"``: zbar_t = W z_t; x_{t+1} = zbar_t + momentum * (zbar_t - zbar_{t-1}). On the complete graph this is DiLoCo.
-    - ``"outer"``: D_t = x_t - W (x_t + g_t) is fed to `OuterSGD`. Equals ``mixed`` at lr = 1, DiLoCo on the complete graph at any lr.
+    - ``"outer"``: D_t = x_t - W (x_t + g_t) is fed to `OuterSGD`, or to another `rule` that steps on a drift. Equals ``mixed`` at lr = 1,
+      DiLoCo on the complete graph at any lr.
 
     The damping alpha of the paper (W = I - alpha * Lambda) belongs to the topology. Two copies of the model are held.
+
+    Raises:
+        BadInput: an unknown form, numbers outside their ranges, heavy ball or a rule with a form that has no place for it.
     """
 
     lr: float = 0.8
@@ -137,26 +149,37 @@ class Gossip:
     form: Form = "outer"
     nesterov: bool = True
     """Only ``outer`` can go without (heavy ball); the other two forms are Nesterov's by construction."""
+    rule: Outer | None = None
+    """The outer optimizer of ``outer``, with a learning rate and momentum of its own. None: `OuterSGD` with those above."""
     says: ClassVar[Says] = "parameters"
     before: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        _check(self.lr, self.momentum)
+        check(self.lr, self.momentum)
         if self.form not in ("local", "mixed", "outer"):
             raise BadInput(f"momentum form {self.form!r} is unknown: choose local, mixed or outer")
         if self.form != "outer" and not self.nesterov:
             raise BadInput(f"form {self.form!r} is Nesterov's by construction: use form 'outer' for heavy ball")
+        if self.rule is not None and self.form != "outer":
+            raise BadInput(f"form {self.form!r} is Nesterov's by construction: use form 'outer' for another outer optimizer")
+        if self.rule is not None and (self.rule.says != "drift" or self.rule.before):
+            raise BadInput(f"{type(self.rule).__name__} does not step on a drift after the inner steps: use OuterSGD or OuterTorch")
 
     @property
     def needs_said(self) -> bool:
         return self.form == "local"
 
     @property
-    def _sgd(self) -> OuterSGD:
-        return OuterSGD(self.lr, self.momentum, self.nesterov)
+    def linear(self) -> bool:
+        """Whether the step is linear in the parameters, so that `gossamer.core.consensus.rate` tells how fast workers agree."""
+        return self.rule is None
+
+    @property
+    def _rule(self) -> Outer:
+        return self.rule or OuterSGD(self.lr, self.momentum, self.nesterov)
 
     def init(self, x: Tree) -> OuterState:
-        return self._sgd.init(x) if self.form == "outer" else {"previous": master(x)}
+        return self._rule.init(x) if self.form == "outer" else {"previous": master(x)}
 
     def emit(self, x: Tree, D: Tree, s: OuterState) -> Tree:
         lr = 1.0 if self.form == "outer" else self.lr
@@ -164,7 +187,7 @@ class Gossip:
 
     def step(self, x: Tree, D: Tree, said: Tree, mixed: Tree, s: OuterState) -> tuple[Tree, OuterState]:
         if self.form == "outer":
-            return self._sgd.step(x, D, said, map_tree(torch.sub, x, mixed), s)
+            return self._rule.step(x, D, said, map_tree(torch.sub, x, mixed), s)
         z = mixed if self.form == "mixed" else said
         for k, previous in s["previous"].items():
             x[k].copy_(mixed[k]).add_(z[k] - previous, alpha=self.momentum)

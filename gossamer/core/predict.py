@@ -13,7 +13,7 @@ differ most, by 2 to 5 %, with one slow line (ring, gather) and where more is se
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass, replace
 
 import numpy as np
 
@@ -23,9 +23,9 @@ from gossamer.core.exchange import Ring, Shard
 from gossamer.core.fleet import Fleet
 from gossamer.core.fragment import fragments
 from gossamer.core.method import Method
-from gossamer.core.topology import Complete
+from gossamer.core.topology import KEPT, Complete, Topology
 from gossamer.core.tree import Layout, numel
-from gossamer.core.wires import Arrival, Free, Net, Seconds, Walk, everybody, together
+from gossamer.core.wires import Arrival, Free, Net, Seconds, Walk, by_law, everybody, together
 
 _ROUNDS, _FEWER, _MANY = 16, 8, 100
 """Rounds of gossip worked out; fewer from so many workers on, who make up for it."""
@@ -80,15 +80,15 @@ class Prediction:
         return float(np.mean(seconds / self.wall_s))
 
 
-def predict(method: Method, net: Net, layout: Layout, costs: Costs) -> Prediction:
-    """A round of `method` on `net`. `layout` is what is exchanged: the trained model's.
+def predict(method: Method, net: Net, layout: Layout, costs: Costs, rounds: int = 0) -> Prediction:
+    """A round of `method` on `net`. `layout` is what is exchanged: the trained model's. `rounds`: of gossip to work out; 0: 16 or 8.
 
     Raises:
         BadInput: unlike numbers of workers.
     """
     if not method.n == net.n == len(costs.step_s):
         raise BadInput(f"{method.n} workers in the method, {net.n} in the fleet and {len(costs.step_s)} step times: make them equal")
-    return _Clock(method, net, layout, costs).run()
+    return _Clock(method, net, layout, costs).run(rounds)
 
 
 class _Sizes:
@@ -128,7 +128,7 @@ class _Clock:
         self._free = Free.new(self._n)
         self._straggler, self._network = np.zeros((2, self._n))
 
-    def run(self) -> Prediction:
+    def run(self, asked: int = 0) -> Prediction:
         """Rounds until the pace is steady, then one; or, where peers change, the mean of all."""
         zero = np.zeros(self._n)
         if self._whole.all_hear:
@@ -138,7 +138,7 @@ class _Clock:
             since = len(marks) - 2 if len(marks) <= _SYNCHRONOUS else _WARM
             first, last, rounds = marks[since], marks[-1], len(marks) - 1 - since
         else:
-            rounds = _ROUNDS if self._n < _MANY else _FEWER
+            rounds = asked or (_ROUNDS if self._n < _MANY else _FEWER)
             exchange_s = together(self._net, self._method.topology, self._whole.message)
             first, last, rounds = np.zeros((3, self._n)), self._gossip(rounds), rounds
         wall_s, straggler_s, network_s = (last - first) / rounds
@@ -275,6 +275,7 @@ def unhidden_s(method: Method, net: Net, layout: Layout, costs: Costs) -> list[f
 
         u_i = seconds until the last of what it says has left its uplink, passed the slowest link and come;  d_i = downlink seconds
         gather   c_i = u_i + max(0, d_i - min_j u_j)          what came with its own part has already passed
+        gossip   as gather, with u_i and d_i the means over the law of the graph (`gossamer.core.wires.by_law`)
         shard    c_i = u_i + max(max_j (d_j + u_j), 2 d_i)    then everybody waits for the slowest worker's slice
         ring     the same for all: 2 (n - 1) hops over the slowest
 
@@ -290,6 +291,9 @@ def unhidden_s(method: Method, net: Net, layout: Layout, costs: Costs) -> list[f
     if isinstance(method.exchange, Ring):
         hop_s = float((np.maximum(np.maximum(one_up, one_down), slow_s) + far_s).max())
         c = np.full(n, 2 * (n - 1) * hop_s)
+    elif not sizes.all_hear:
+        u, d = by_law(net, of_law(method.topology), sizes.message, rounds_of_law(n))
+        c = u + np.maximum(0.0, d - float(u.min()))
     else:
         u = (sizes.degree - 1) * one_up + np.maximum(one_up, slow_s) + far_s
         d = sizes.degree * one_down
@@ -304,3 +308,16 @@ def unhidden_s(method: Method, net: Net, layout: Layout, costs: Costs) -> list[f
 def step_times(fleet: Fleet, batch: tuple[int, ...], sequence: int, flops_per_token: float) -> tuple[float, ...]:
     """t_i of each worker at its B_i, in seconds."""
     return tuple(fleet.step_s(i, b, sequence, flops_per_token) for i, b in enumerate(batch))
+
+
+def of_law(topology: Topology) -> Topology:
+    """Another draw from the same law, the same whatever the run's seed: what is planned must not depend on it."""
+    if is_dataclass(topology) and hasattr(topology, "seed"):
+        drawn: Topology = replace(topology, seed=0)
+        return drawn
+    return topology
+
+
+def rounds_of_law(n: int) -> int:
+    """Rounds over which a plan of gossip looks at the law of its graphs: 32, fewer from 128 workers on, and 8 at the least."""
+    return max(8, min(KEPT, 4096 // n))

@@ -20,6 +20,7 @@ class Stream(enum.IntEnum):
     JITTER = 5
     DITHER = 6
     INIT = 7
+    SKETCH = 8
 
 
 def words(count: int, seed: int, stream: Stream, *key: int) -> NDArray[np.uint64]:

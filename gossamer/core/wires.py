@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
@@ -247,3 +247,35 @@ def together(net: Net, topology: Topology, nbytes: float) -> Seconds:
     for i, heard_s, _, _ in walk:
         heard[i] = max(0.0, heard_s)
     return heard
+
+
+def by_law(net: Net, topology: Topology, nbytes: float, rounds: int) -> tuple[Seconds, Seconds]:
+    """(u, d) of gossip, seconds, means over `rounds` graphs: until the last of what a worker says has left its uplink, passed its links and
+    come; and what all it hears takes on its downlink.
+
+        u_i = mean_t max_k (k b up_i + max(b up_i, b link_ij) + delay_ij),  j the peer told as number k = 0, 1, ...
+        d_i = mean_t deg_i b down_i
+
+    Where peers are drawn from all workers, those with one place and one line are alike, and get the mean of theirs.
+    """
+    place, up, down = net.place.tolist(), (nbytes * net.up).tolist(), (nbytes * net.down).tolist()
+    link, delay = (nbytes * net.link_s).tolist(), net.delay_s.tolist()
+    u, d = [0.0] * net.n, [0.0] * net.n
+    for r in range(rounds):
+        graph = topology.at(r)
+        for i in range(net.n):
+            a, last_s = place[i], 0.0
+            for k, j in enumerate(graph.out(i)):
+                b = place[j]
+                last_s = max(last_s, k * up[i] + max(up[i], link[a][b]) + delay[a][b])
+            u[i] += last_s
+            d[i] += len(graph.inn(i)) * down[i]
+    drawn = topology.random and getattr(topology, "admissible", None) is None
+    alike: dict[Hashable, list[int]] = {}
+    for i in range(net.n):
+        alike.setdefault((place[i], up[i], down[i]) if drawn else i, []).append(i)
+    said, heard = np.zeros(net.n), np.zeros(net.n)
+    for those in alike.values():
+        said[those] = math.fsum(u[i] for i in those) / (rounds * len(those))
+        heard[those] = math.fsum(d[i] for i in those) / (rounds * len(those))
+    return said, heard

@@ -250,7 +250,7 @@ class Group:
                 for src, dst, sent, posted in ((self.me, j, transport.sent[j], awaited), (j, self.me, theirs, transport.posted[j])):
                     if sent > posted:
                         raise RunFailed(f"worker {src} has sent {sent} messages to worker {dst}, which awaited {posted}")
-            board.wait(lambda: not transport.sending and all(transport.received[j] >= notes.ended[j][0] for j in notes.living))
+            board.wait(lambda: all(not transport.sending[j] and transport.received[j] >= notes.ended[j][0] for j in notes.living))
             notes.leave()
         except BaseException as error:
             self.abort(error)

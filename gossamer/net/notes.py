@@ -62,7 +62,7 @@ class Notes:
         self._passed = 0
         self._group = group
         self._crew = Crew()
-        self._sending = 0
+        self._sending = dict.fromkeys(self.others, 0)  # by receiver, as in Transport
         self._asked: SimpleQueue[int | None] = SimpleQueue()
         board.on_death = lambda worker: self._learn(worker)
         self._threads = [threading.Thread(target=self._listen, args=(j,), daemon=True) for j in self.others]
@@ -166,6 +166,8 @@ class Notes:
         if view is None:
             return
         for j in self.living:
+            if j in view.dead:
+                continue
             for dead in sorted(view.dead):
                 self._send(j, _DEAD, dead, view.since.get(dead, _NOT_AGREED))
             self._send(j, _VIEW, view.first, len(view.dead), signal=self.signal or 0)
@@ -204,7 +206,7 @@ class Notes:
         """
         for j in self.living:
             self._send(j, _LEFT)
-        self.board.wait(lambda: self.board.left.issuperset(self.living) and not self._sending)
+        self.board.wait(lambda: self.board.left.issuperset(self.living) and not any(self._sending[j] for j in self.living))
 
     def lost(self, worker: Addr, round: int, timeout_s: float) -> None:
         """Tells those who are still there who has failed, before any connection closes here. Waits at most `timeout_s` for that."""
@@ -213,7 +215,7 @@ class Notes:
                 self._send(j, _LOST, worker, round)
         deadline_s = time.monotonic() + timeout_s
         with self.board.changed:
-            while self._sending and (left_s := deadline_s - time.monotonic()) > 0:
+            while any(self._sending[j] for j in self.living) and (left_s := deadline_s - time.monotonic()) > 0:
                 self.board.changed.wait(left_s)
 
     def hang_up(self, timeout_s: float = 2.0) -> None:
@@ -230,14 +232,14 @@ class Notes:
         with suppress(RuntimeError):  # a closed connection: its listener has noticed
             work = self._group.send([data], dst, 0)
             with self.board.changed:
-                self._sending += 1
-            self._crew.do(lambda: self._sent(work, data))
+                self._sending[dst] += 1
+            self._crew.do(lambda: self._sent(work, data, dst))
 
-    def _sent(self, work: dist.Work, data: Tensor) -> None:
+    def _sent(self, work: dist.Work, data: Tensor, dst: Addr) -> None:
         with suppress(RuntimeError):
             work.wait()
         with self.board.changed:
-            self._sending -= 1
+            self._sending[dst] -= 1
             self.board.changed.notify_all()
 
     def _listen(self, src: Addr) -> None:

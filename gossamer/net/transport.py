@@ -105,8 +105,9 @@ class Transport:
         """Receives posted, by sender."""
         self.received = dict.fromkeys(self.others, 0)
         """Messages that have arrived, by sender."""
-        self.sending = 0
-        """Messages handed over that have not left."""
+        self.sending = dict.fromkeys(self.others, 0)
+        """Messages handed over that have not left, by receiver. One that was handed over as its receiver died may stay for ever: gloo can
+        lose it then."""
         self._group = group
         self._crew = Crew()
 
@@ -147,12 +148,12 @@ class Transport:
         """Hands a message over, without waiting. `data` (uint8, contiguous, on the CPU) is held until it has left; do not change it."""
         with self.board.changed:
             self.sent[dst] += 1
-            self.sending += 1
+            self.sending[dst] += 1
         try:
             work = self._group.send([data], dst, tag)
         except RuntimeError as error:
             with self.board.changed:
-                self.sending -= 1
+                self.sending[dst] -= 1
             self.board.suspect(dst, first_line(error))
             return
 
@@ -162,7 +163,7 @@ class Transport:
             except RuntimeError as error:
                 self.board.suspect(dst, first_line(error))
             with self.board.changed:
-                self.sending -= 1
+                self.sending[dst] -= 1
                 self.board.changed.notify_all()
 
         self._crew.do(finish)

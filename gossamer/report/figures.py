@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gossamer.report import consensus
 from gossamer.report.curves import loss_against_time, loss_against_tokens, training_loss
+from gossamer.report.graphs import graphs
 from gossamer.report.read import Run
 from gossamer.report.spent import bytes_by_round, bytes_by_run, bytes_by_worker, time_by_run, time_spent, timeline
 from gossamer.report.style import Chart
@@ -17,6 +19,8 @@ def of_run(run: Run) -> list[Chart]:
         loss_against_time([run]),
         time_spent(run),
         training_loss(run),
+        *consensus.charts(run),
+        graphs(run),
         timeline(run),
         bytes_by_worker(run),
         bytes_by_round(run),
@@ -32,4 +36,5 @@ def of_comparison(runs: Sequence[Run]) -> list[Chart]:
 
 def beside(run: Run) -> list[Chart]:
     """What a comparison shows of each run apart: where its time went, and its timeline."""
-    return [chart for chart in (time_spent(run), training_loss(run), timeline(run)) if chart is not None]
+    charts = (time_spent(run), training_loss(run), *consensus.charts(run), graphs(run), timeline(run))
+    return [chart for chart in charts if chart is not None]

@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from gossamer.core.errors import BadInput
 from gossamer.report import figures
+from gossamer.report.consensus import single_workers
 from gossamer.report.curves import styles
 from gossamer.report.read import Run
 from gossamer.report.style import Chart
@@ -71,7 +72,19 @@ class Seat:
     network_idle: str
     sent: str
     received: str
+    loss: str
+    """Of its own final parameters."""
     digest: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A plan that replaced another while the run went."""
+
+    rounds: str
+    steps: str
+    batch: str
+    gain: str
 
 
 @dataclass(frozen=True)
@@ -84,7 +97,8 @@ class Card:
     charts: tuple[Chart, ...]
     seats: tuple[Seat, ...]
     equal: str
-    """Whether the workers' parameters agree, in words."""
+    """Whether the workers' parameters agree, in words, and how good each is by itself."""
+    plans: tuple[Plan, ...]
     files: tuple[tuple[str, str], ...]
     torn: tuple[str, ...]
 
@@ -101,6 +115,8 @@ def seats(run: Run) -> tuple[Seat, ...]:
     shares = [run.share(key) for key in ("utilisation", "straggler_idle", "network_idle")]
     digests = run.summary.get("params_sha256") or []
 
+    own = run.single
+
     def part(index: int, worker: int) -> str:
         share = shares[index]
         return percent(share.workers[worker]) if share and worker < len(share.workers) else DASH
@@ -116,6 +132,7 @@ def seats(run: Run) -> tuple[Seat, ...]:
             part(2, i),
             volume(run.bytes_sent, i),
             volume(run.bytes_received, i),
+            fixed(own.workers[i], 4) if own and i < len(own.workers) else "",
             tidy(digests[i], HASH_CHARS + 1)[:HASH_CHARS] if i < len(digests) and digests[i] else DASH,
         )
         for i, name in enumerate(worker_names(run))
@@ -129,10 +146,12 @@ def tiles(run: Run) -> tuple[Tile, ...]:
         share = run.share(key)
         return percent(share.mean) if share else DASH
 
+    own = run.single
     target, reached, rounds = run.number("target_perplexity"), run.number("time_to_target_s"), int(run.summary["rounds"])
     found = [
         Tile("final perplexity", fixed(run.number("final_perplexity"), 2)),
         Tile("final loss", fixed(run.number("final_loss"), 4), "nats per token"),
+        *([Tile("single workers", f"{own.best:.3f}–{own.worst:.3f}", "best and worst, nats per token")] if own else []),
         Tile("total time", clock(run.number("wall_s")), "h:mm:ss"),
     ]
     if target is not None:
@@ -172,11 +191,25 @@ def _equal(run: Run) -> str:
     if len(digests) < 2:
         return ""
     kinds = len(set(digests))
-    return (
-        "All workers ended with the same parameters, bit for bit."
-        if kinds == 1
-        else f"The workers ended with {kinds} different sets of parameters."
-    )
+    if kinds == 1:
+        return "All workers ended with the same parameters, bit for bit."
+    return f"The workers ended with {kinds} different sets of parameters. {single_workers(run)}".strip()
+
+
+def plans(run: Run) -> tuple[Plan, ...]:
+    """The plans of a run that was planned anew, the first one included; none for others."""
+    if not run.plans:
+        return ()
+    lasts = [str(p.round) for p in run.plans] + [str(int(run.summary["rounds"]))]
+    firsts = [1, *(p.round + 1 for p in run.plans)]
+    spans = [f"{a}–{b}" if str(a) != b else b for a, b in zip(firsts, lasts, strict=True)]
+    begun = {r.worker: str(r.steps) for r in run.rounds if r.round == 1}
+    first = Plan(spans[0], " ".join(begun[i] for i in sorted(begun)), DASH, DASH)
+    later = [
+        Plan(span, " ".join(map(str, p.steps)), " ".join(map(str, p.batch)), percent(p.gain))
+        for span, p in zip(spans[1:], run.plans, strict=True)
+    ]
+    return (first, *later)
 
 
 def _files(folder: Path) -> tuple[tuple[str, str], ...]:
@@ -206,6 +239,7 @@ def render(runs: Sequence[Run]) -> str:
             charts=() if single else tuple(figures.beside(run)),
             seats=seats(run),
             equal=_equal(run),
+            plans=plans(run),
             files=_files(run.folder),
             torn=run.torn,
         )

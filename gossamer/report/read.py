@@ -21,6 +21,8 @@ from typing import Any
 from gossamer.core.errors import BadInput
 
 CONFIG, METRICS, TRACE, SUMMARY = "config.toml", "metrics.jsonl", "trace.jsonl", "summary.json"
+CONSENSUS = "consensus.json"
+"""Gossip alone."""
 FILES = (CONFIG, METRICS, TRACE, SUMMARY)
 KINDS = ("compute", "encode", "send", "decode", "outer", "straggler_idle", "network_idle")
 """Kinds of time, in the order in which they are drawn everywhere."""
@@ -45,6 +47,10 @@ class Round:
     wall_s: float
     bytes_sent: int
     bytes_received: int
+    steps: int
+    """Inner steps; 0 where it does not say."""
+    weights: Mapping[int, float]
+    """Whom the worker heard, with weight; empty where it does not say."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,44 @@ class Evaluation:
     tokens: int
     time_s: float
     loss: float
+    consensus_distance: float | None = None
+    """How far the workers were from their mean."""
+
+
+@dataclass(frozen=True)
+class Replanned:
+    """A new plan, in force from the round after `round` on."""
+
+    round: int
+    steps: tuple[int, ...]
+    batch: tuple[int, ...]
+    gain: float
+    """Predicted, as a fraction of the time per token."""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How workers that may differ agreed, round by round; lists of equal length. None: nothing to tell."""
+
+    round: tuple[int, ...]
+    distance: tuple[float | None, ...]
+    drift: tuple[float | None, ...]
+    before: tuple[float | None, ...]
+    after: tuple[float | None, ...]
+    alignment: tuple[float | None, ...]
+    expected: tuple[float | None, ...]
+    contraction_expected: float | None
+    exact: bool
+
+
+@dataclass(frozen=True)
+class Single:
+    """Final losses of the workers' own models."""
+
+    best: float
+    worst: float
+    mean: float
+    workers: tuple[float | None, ...]
 
 
 @dataclass(frozen=True)
@@ -96,6 +140,9 @@ class Run:
     closes: tuple[Close, ...]
     evaluations: tuple[Evaluation, ...]
     spans: tuple[Span, ...]
+    plans: tuple[Replanned, ...]
+    """Plans that replaced the first."""
+    agreement: Agreement | None
     torn: tuple[str, ...]
     """Files whose last line was cut short (the run died while writing) and was left out."""
 
@@ -121,6 +168,8 @@ class Run:
             closes=tuple(Close(e.whole("worker"), _seconds(e)) for e in metrics if e.get("kind") == "close"),
             evaluations=tuple(_evaluation(e) for e in metrics if e.get("kind") == "eval"),
             spans=tuple(_span(e) for e in trace),
+            plans=tuple(_plan(e) for e in metrics if e.get("kind") == "plan"),
+            agreement=_agreement(folder / CONSENSUS),
             torn=tuple(name for name, torn in ((METRICS, torn_metrics), (TRACE, torn_trace)) if torn),
         )
 
@@ -150,6 +199,23 @@ class Run:
         """The bigger model whose clock and bytes were charged, or None when the trained model's own were."""
         name = self.summary.get("charged_as")
         return None if name is None else str(name)
+
+    @property
+    def moves(self) -> bool:
+        """Whether workers mix with others in other rounds."""
+        heard: dict[int, set[frozenset[int]]] = {}
+        for r in self.rounds:
+            heard.setdefault(r.worker, set()).add(frozenset(r.weights))
+        return any(len(peers - {frozenset()}) > 1 for peers in heard.values())
+
+    @property
+    def single(self) -> Single | None:
+        """How good the workers' own models are; None where they are equal, or none was evaluated."""
+        found = self.summary.get("final_loss_workers")
+        if not isinstance(found, Mapping) or not all(isinstance(found.get(k), (int, float)) for k in ("best", "worst", "mean")):
+            return None
+        each = [v if isinstance(v, (int, float)) else None for v in found.get("workers") or ()]
+        return Single(float(found["best"]), float(found["worst"]), float(found["mean"]), tuple(each))
 
     def number(self, key: str) -> float | None:
         """A number of the summary; None when it is absent, null or not finite."""
@@ -252,12 +318,46 @@ def _round(e: _Event) -> Round:
         wall_s=e.num("wall_s"),
         bytes_sent=e.whole("bytes_sent"),
         bytes_received=e.whole("bytes_received"),
+        steps=e.whole("steps") if "steps" in e else 0,
+        weights=_weights(e),
     )
+
+
+def _weights(e: _Event) -> dict[int, float]:
+    found = e.get("weights") or {}
+    if not isinstance(found, dict) or not all(k.isdigit() and isinstance(w, (int, float)) for k, w in found.items()):
+        raise BadInput(f"{e.where}: weights is {found!r}, expected an object from workers to numbers")
+    return {int(k): float(w) for k, w in found.items()}
+
+
+def _plan(e: _Event) -> Replanned:
+    return Replanned(e.whole("round"), tuple(map(int, e["steps"])), tuple(map(int, e["batch"])), e.num("predicted_gain"))
+
+
+def _agreement(path: Path) -> Agreement | None:
+    """What the file says; None where there is none. BadInput where it is not what runs write."""
+    if not path.is_file():
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        rounds = tuple(map(int, found["round"]))
+        lists = {k: _numbers(found[k]) for k in ("distance", "drift", "before", "after", "alignment", "expected")}
+        if any(len(values) != len(rounds) for values in lists.values()):
+            raise ValueError("lists of unlike lengths")
+        (law,) = _numbers([found["contraction_expected"]])
+        return Agreement(rounds, contraction_expected=law, exact=bool(found["exact"]), **lists)
+    except (ValueError, TypeError, KeyError) as error:
+        raise BadInput(f"{str(path)!r} is damaged ({error!r}): remove it, and the report leaves its figures out") from error
+
+
+def _numbers(values: Any) -> tuple[float | None, ...]:
+    return tuple(None if v is None else float(v) for v in values)
 
 
 def _evaluation(e: _Event) -> Evaluation:
     worker = None if e["worker"] == "fleet" else e.whole("worker")
-    return Evaluation(e.whole("round"), worker, e.whole("tokens"), e.num("time_s"), e.num("loss"))
+    apart = e.num("consensus_distance") if e.get("consensus_distance") is not None else None
+    return Evaluation(e.whole("round"), worker, e.whole("tokens"), e.num("time_s"), e.num("loss"), apart)
 
 
 def _span(e: _Event) -> Span:

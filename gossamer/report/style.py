@@ -81,6 +81,8 @@ class Chart:
     """What the picture shows, in words, for those who cannot see it."""
     svg: str
     wide: bool = False
+    flows: bool = False
+    """Made of small pictures that find their own places, on a narrow page too."""
 
 
 def run_styles(methods: Sequence[object], recipes: Sequence[Hashable]) -> list[tuple[str, Any]]:
@@ -228,7 +230,8 @@ def label_ends(figure: Figure, axes: Axes, ends: Sequence[tuple[float, float, st
     low, high = axes.get_ylim()
     height_pt = figure.get_size_inches()[1] * 72 * 0.72
     gap = (size + 3.0) / height_pt
-    heights = [(min(max(y, low), high) - low) / (high - low) for _, y, _, _ in ends]
+    place = math.log if axes.get_yscale() == "log" else float
+    heights = [(place(min(max(y, low), high)) - place(low)) / (place(high) - place(low)) for _, y, _, _ in ends]
     for (x, y, text, color), at in zip(ends, spread(heights, gap, low=0.0), strict=True):
         axes.annotate(
             text,

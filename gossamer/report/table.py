@@ -103,12 +103,13 @@ def title(runs: Sequence[Run]) -> str:
 
 def as_text(runs: Sequence[Run], width: int | None = None) -> str:
     """The table for a terminal: a line for each run, or, where that is wider than `width` characters, a column for each run. Where that
-    is too wide as well, a line for each run after all."""
+    is too wide as well, tables below each other."""
     return "\n".join([title(runs), "", *laid_out(COLUMNS, [row.cells() for row in comparison(runs)], WORDS, width), *_after(runs, "")])
 
 
 def laid_out(columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[str]], words: int, width: int | None = None) -> list[str]:
-    """Lines of plain text: a line for each row; where that is wider than `width`, a column for each row, if that is narrow enough.
+    """Lines of plain text: a line for each row; where that is wider than `width`, a column for each row, if that is narrow enough;
+    else tables below each other, each with the first column.
 
     Args:
         columns: name and unit of each.
@@ -119,7 +120,23 @@ def laid_out(columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[str]], 
         return wide
     names = [f"{name} ({unit})" if unit else name for name, unit in columns]
     tall = _aligned(list(zip(names, *rows, strict=True)), words=1, heads=1)
-    return tall if max(map(len, tall)) <= width else wide
+    return tall if max(map(len, tall)) <= width else _folded(columns, rows, words, width)
+
+
+def _folded(columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[str]], words: int, width: int) -> list[str]:
+    """Tables below each other, each with the first column and as many others as there is room for."""
+    lines = [[name for name, _ in columns], [unit for _, unit in columns], *rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
+    blocks: list[list[int]] = [[]]
+    for i in range(1, len(columns)):
+        if blocks[-1] and widths[0] + sum(widths[k] + 2 for k in (*blocks[-1], i)) > width:
+            blocks.append([])
+        blocks[-1].append(i)
+    out: list[str] = []
+    for block in blocks:
+        kept = [[line[0], *(line[i] for i in block)] for line in lines]
+        out += [""] * bool(out) + _aligned(kept, words=1 + sum(i < words for i in block), heads=2)
+    return out
 
 
 def _aligned(lines: Sequence[Sequence[str]], words: int, heads: int) -> list[str]:

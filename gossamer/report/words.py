@@ -231,8 +231,9 @@ def alarms(runs: Sequence[Run]) -> list[str]:
                 "metrics.jsonl names workers and rounds. A lower learning rate is the usual remedy."
             )
         if dead := run.summary.get("dead"):
-            workers = f"worker{'s' * (len(dead) > 1)} {', '.join(map(str, dead))} died"
-            said.append(f"{label}: {workers}, and the others went on: the final model is their mean.")
+            last = {i: max((r.round for r in run.rounds if r.worker == i), default=0) for i in dead}
+            gone = ", ".join(f"worker {i} died after round {last[i]}" for i in dead)
+            said.append(f"{label}: {gone}, and the others went on: the final model is their mean.")
         if skipped := int(run.number("absent") or 0):
             said.append(f"{label}: {skipped} times a worker skipped an exchange, its peer being dead or late (absent in metrics.jsonl).")
         zeros = run.number("exact_zeros") or 0.0

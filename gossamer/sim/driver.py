@@ -19,6 +19,7 @@ from gossamer.sim.clock import EventQueue, collector_off
 from gossamer.sim.deadlock import deadlock
 from gossamer.sim.mailbox import Flight, Mailbox, Message, in_words
 from gossamer.sim.models import NetworkModel, SimResult, TimeModel
+from gossamer.sim.quick import Quick, paced
 from gossamer.sim.rounds import Rounds
 from gossamer.sim.worker import Worker, failure
 from gossamer.worker.account import Hooks, TraceKind, split_at, split_wait
@@ -44,6 +45,7 @@ from gossamer.worker.effects import (
     Stop,
     Work,
 )
+from gossamer.worker.pace import Paced
 from gossamer.worker.state import State
 
 
@@ -115,6 +117,8 @@ class Simulation:
         self._sequence = sequence
         self._timing_only = bodies is None
         self._absences = absences or Absences()
+        plain = bodies is None and not (ahead or servers or self._absences.active or self._absences.gone)
+        self._paced = paced(programs) if plain else None
         self._sent = 0  # messages so far: the key of the next
         self._rounds = Rounds(rounds, self._absences.forget, lambda w: self._queue.push(self._queue.now_s, ~w.addr, 0), ahead)
 
@@ -128,7 +132,7 @@ class Simulation:
         workers = self._workers
         try:
             with collector_off(self._timing_only):
-                events = self._loop()
+                events = self._quickly(self._paced) if self._paced else self._loop()
             if not all(worker.finished for worker in workers):
                 raise RunFailed(deadlock(workers, self._queue.now_s))
         except BaseException:
@@ -140,6 +144,13 @@ class Simulation:
             worker.settle()
             worker.account.wall_s = worker.now_s - worker.start_s
         return SimResult([worker.final for worker in workers], [worker.account for worker in workers], events)
+
+    def _quickly(self, programs: Sequence[Paced]) -> int:
+        """`_loop`, for a fleet of simple programs without tensors."""
+        return Quick(
+            programs, self._workers, self._queue, self._network, self._timing, self._rounds, self._hooks, self._spend, self._finish,
+            self._charged, self._sequence,
+        ).loop()  # fmt: skip
 
     def _loop(self) -> int:
         """Takes events until there are none. Returns how many there were."""
@@ -316,8 +327,8 @@ class Simulation:
 
     def _wait(self, worker: Worker, gather: Gather) -> None:
         worker.gather = gather
+        worker.waits += 1  # of a wait that is over, a deadline means nothing
         if gather.deadline_s is not None:
-            worker.waits += 1
             self._queue.push(worker.now_s + gather.deadline_s, ~worker.addr, worker.waits)
 
     def _expire(self, worker: Worker, wait: int, now_s: float) -> None:
@@ -380,17 +391,7 @@ class Simulation:
                 straggler_s, network_s = split_at(begin_s, max(begin_s, last_s), ready_s.get(last, begin_s))
             else:
                 straggler_s, network_s = split_wait(begin_s, {last: last_s}, gather.carries, ready_s)
-            worker.now_s = now_s
-            worker.seconds["straggler_idle"] += straggler_s
-            worker.seconds["network_idle"] += network_s
-            if now_s - begin_s > worker.waited_s:
-                worker.waited_s, worker.waited_for = now_s - begin_s, last
-            if self._hooks is not None:
-                middle_s = begin_s + straggler_s if network_s else now_s
-                if straggler_s:
-                    self._hooks.span(worker.addr, "straggler_idle", begin_s, middle_s, worker.round)
-                if network_s:
-                    self._hooks.span(worker.addr, "network_idle", middle_s, now_s, worker.round)
+            worker.waited(last, now_s, straggler_s, network_s, self._hooks)
         self._answer(worker, None, heard)
 
     def _finish(self, worker: Worker, final: State | None) -> None:

@@ -48,6 +48,9 @@ class _Normals:
     def total(self, worker: int, round: int, lo: int, hi: int) -> float:
         """Sum of E over the steps lo (included) to hi (excluded)."""
         group, row = divmod(worker, _WORKERS)
+        if not lo and hi <= _STEPS:  # the usual case
+            sums = self._blocks.get((group, round, 0))
+            return (self._block((group, round, 0)) if sums is None else sums).item(row, hi)
         total = 0.0
         for block in range(lo // _STEPS, (hi - 1) // _STEPS + 1):
             key, base = (group, round, block), block * _STEPS
@@ -103,6 +106,7 @@ class ComputeTime:
         self._drift, self._seed = drift, seed
         self._bases: dict[tuple[int, int], float] = {}
         self._knots: dict[tuple[int, int], list[float]] = {}
+        self._drifts: dict[tuple[int, int], list[float]] = {}
         self._s_per_byte = 1e-9 / codec_gbytes_per_s
         self._slowdown, self._rounds = slowdown, rounds
 
@@ -113,26 +117,34 @@ class ComputeTime:
             base_s = self._fleet.step_s(worker, batch, self._sequence, self._flops_per_token)
             self._bases[worker, batch] = base_s
         count = float(steps) if self._noise is None else self._noise.total(worker, round, first_step, first_step + steps)
-        seconds = base_s * self.drift(worker, round) * count
+        seconds = base_s * (self.drift(worker, round) if self._drift else 1.0) * count
         return seconds if self._slowdown is None else seconds * self._slowdown.of(worker, round, self._rounds)
 
     def drift(self, worker: int, round: int) -> float:
         """The slow factor D of `worker` in `round`: mean 1 over workers."""
         if not self._drift:
             return 1.0
-        knot, offset = divmod(round, _KNOT_ROUNDS)
-        angle = 0.5 * math.pi * offset / _KNOT_ROUNDS
-        z = math.cos(angle) * self._knot(worker, knot) + math.sin(angle) * self._knot(worker, knot + 1)
-        return math.exp(self._drift * z - 0.5 * self._drift**2)
-
-    def _knot(self, worker: int, knot: int) -> float:
         group, row = divmod(worker, _WORKERS)
+        found = self._drifts.get((group, round))
+        if found is None:
+            knot, offset = divmod(round, _KNOT_ROUNDS)
+            angle = 0.5 * math.pi * offset / _KNOT_ROUNDS
+            c, s, sigma = math.cos(angle), math.sin(angle), self._drift
+            ends = zip(self._knot(group, knot), self._knot(group, knot + 1), strict=True)
+            found = [math.exp(sigma * (c * left + s * right) - 0.5 * sigma**2) for left, right in ends]
+            if len(self._drifts) >= self._kept:
+                del self._drifts[next(iter(self._drifts))]
+            self._drifts[group, round] = found
+        return found[row]
+
+    def _knot(self, group: int, knot: int) -> list[float]:
+        """z of a group of workers."""
         found = self._knots.get((group, knot))
         if found is None:
             if len(self._knots) >= self._kept:
                 del self._knots[next(iter(self._knots))]
             found = self._knots[group, knot] = normal(_WORKERS, self._seed, Stream.DRIFT, group, knot).tolist()
-        return found[row]
+        return found
 
     def span_s(self, kind: SpanKind, nbytes: int) -> float:
         """Seconds charged for passing over `nbytes` while encoding, decoding or in an outer step: all at the same rate, whatever `kind`."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from gossamer.core.errors import RunFailed
 from gossamer.sim.mailbox import Mailbox
-from gossamer.worker.account import Account, TraceKind
+from gossamer.worker.account import Account, Hooks, TraceKind
 from gossamer.worker.effects import Addr, Body, Effect, Gather, Program
 from gossamer.worker.state import State
 
@@ -34,7 +34,7 @@ class Worker:
         self.step = 0  # inner steps done in this round
         self.parked: Effect | None = None  # an effect that waits for the clock to reach now_s
         self.gather: Gather | None = None  # the wait that this worker is in
-        self.waits = 0  # waits so far that have a deadline
+        self.waits = 0  # waits for messages so far: a deadline belongs to one of them
         self.account = Account()
         self.seconds: dict[TraceKind, float] = dict.fromkeys(_KINDS, 0.0)  # this and the next four: since the last round note
         self.said_bytes = 0
@@ -61,6 +61,20 @@ class Worker:
         account.bytes_received += self.heard_bytes
         self.said_bytes = self.heard_bytes = 0
         self.waited_s, self.waited_for, self.noted_s = 0.0, None, self.now_s
+
+    def waited(self, last: Addr, now_s: float, straggler_s: float, network_s: float, hooks: Hooks | None) -> None:
+        """A wait that ended now with what `last` sent, and how its time is split."""
+        begin_s, self.now_s = self.now_s, now_s
+        self.seconds["straggler_idle"] += straggler_s
+        self.seconds["network_idle"] += network_s
+        if now_s - begin_s > self.waited_s:
+            self.waited_s, self.waited_for = now_s - begin_s, last
+        if hooks is not None:
+            middle_s = begin_s + straggler_s if network_s else now_s
+            if straggler_s:
+                hooks.span(self.addr, "straggler_idle", begin_s, middle_s, self.round)
+            if network_s:
+                hooks.span(self.addr, "network_idle", middle_s, now_s, self.round)
 
     def record(self, record: dict[str, Any]) -> dict[str, Any]:
         """A note as it goes to the metrics: with worker and time, and for a round with where its seconds and bytes went."""

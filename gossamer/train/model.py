@@ -45,6 +45,7 @@ class Llama:
 
 PRESETS: Mapping[str, Llama] = MappingProxyType(
     {
+        "nano": Llama(2, 32, 2, 96, 512, tied=True),  # 0.04M: for studies of many workers and many rounds
         "micro": Llama(2, 64, 4, 192, 512, tied=True),  # 0.14M: for tables of hundreds of runs on two cores
         "tiny": Llama(2, 128, 4, 384, 1024, tied=True),  # 0.56M: a demonstration on a CPU
         "small": Llama(6, 256, 4, 704, 2048, tied=True),  # 5.3M

@@ -8,13 +8,35 @@ part (`simple`), and a test holds its effects against `peer`'s one by one; every
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Generator
+from types import TracebackType
+from typing import Any
 
 import numpy as np
 
 from gossamer.core.exchange import Gather as GatherExchange
+from gossamer.core.members import Roll
 from gossamer.core.method import Method
 from gossamer.core.outer import Average, Gossip, OuterSGD
-from gossamer.worker.effects import Boundary, Compute, Done, Expect, Gather, Note, Program, Ready, Send, Span, Stop, Tag, Work
+from gossamer.worker.effects import (
+    Boundary,
+    Compute,
+    Done,
+    Effect,
+    Expect,
+    Gather,
+    Go,
+    Note,
+    Program,
+    Ready,
+    Reply,
+    Send,
+    Span,
+    Stop,
+    Tag,
+    Work,
+)
+from gossamer.worker.entry import enrol
 from gossamer.worker.packet import Header, Packet
 from gossamer.worker.peer import peer
 from gossamer.worker.seat import Seat
@@ -44,8 +66,40 @@ def simple(method: Method) -> bool:
 
 def program(seat: Seat, state: State) -> Program:
     """`peer`, or `paced` where that is the same."""
-    fresh = not state.x and state.planned.plan is None and state.streams == [Stream()]
-    return paced(seat, state) if fresh and simple(seat.method) else peer(seat, state)
+    fresh = not state.x and state.planned.plan is None and state.streams == [Stream()] and state.roll == Roll()
+    return Paced(seat, state) if fresh and simple(seat.method) else peer(seat, state)
+
+
+class Paced(Generator[Effect, Reply, State]):
+    """`paced`, as a program that shows its seat and state: a world that knows what it does need not ask it (gossamer.sim.quick)."""
+
+    __slots__ = ("_run", "seat", "state")
+
+    def __init__(self, seat: Seat, state: State) -> None:
+        self.seat, self.state = seat, state
+        self._run: Program | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether it has been asked for anything."""
+        return self._run is not None
+
+    def send(self, value: Reply) -> Effect:
+        """The next effect."""
+        if self._run is None:
+            self._run = paced(self.seat, self.state)
+        return self._run.send(value)
+
+    def throw(self, typ: Any, val: Any = None, tb: TracebackType | None = None) -> Effect:
+        """Raises where it stands."""
+        if self._run is None:
+            self._run = paced(self.seat, self.state)
+        return self._run.throw(typ, val, tb)
+
+    def close(self) -> None:
+        """Ends it."""
+        if self._run is not None:
+            self._run.close()
 
 
 def paced(seat: Seat, state: State) -> Program:
@@ -75,18 +129,25 @@ def paced(seat: Seat, state: State) -> Program:
         yield outer
         state.tokens += per_round
         state.round = t + 1
-        yield Note(
-            {
-                "kind": "round",
-                "round": t + 1,
-                "worker": me,
-                "tokens": done.tokens,
-                "tokens_total": state.tokens,
-                "steps": steps,
-                "loss": done.loss_sum / done.tokens if done.tokens else None,
-                "drift_norm": 0.0,
-            }
-        )
-        if isinstance((yield Boundary(t + 1, state)), Stop):
+        yield Note(note(seat, state, done.tokens, done.loss_sum))
+        go: Go | Stop = yield Boundary(t + 1, state)
+        if isinstance(go, Stop):
             break
+        if go.absent is not None:  # membership: not simple any more
+            yield from enrol(seat, state, go.absent, go.welcome)
+            return (yield from peer(seat, state))
     return state
+
+
+def note(seat: Seat, state: State, tokens: int, loss_sum: float) -> dict[str, Any]:
+    """The record of the round that `state` has just completed."""
+    return {
+        "kind": "round",
+        "round": state.round,
+        "worker": seat.me,
+        "tokens": tokens,
+        "tokens_total": state.tokens,
+        "steps": seat.method.plan.steps[seat.me],
+        "loss": loss_sum / tokens if tokens else None,
+        "drift_norm": 0.0,
+    }

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 
 import torch
+from torch import Tensor
 
 from gossamer.core.codec.pair import Meeting, PairCodec, Wrong
 from gossamer.core.tree import Tree, map_tree
@@ -26,6 +27,12 @@ def write(part: Seat, state: State, pair: PairCodec, z: Tree, round: int) -> Wri
     zeros = pair.encode(z, drift, part.layout, part.part_of(state.memory), round, data[HEADER_BYTES:])
     state.said = state.said | z
     return Written(part.layout, data, zeros)
+
+
+def learn(state: State, learnt: Mapping[str, Tensor]) -> None:
+    """Takes what a meeting has learnt into the memory of the pair codec."""
+    for name, rows in learnt.items():
+        state.memory[name][: len(rows)] = rows
 
 
 def mix(

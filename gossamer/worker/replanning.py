@@ -73,9 +73,9 @@ def replan(seat: Seat, state: State, step_s: Mapping[Addr, float]) -> Iterator[N
 
 def scaled(seat: Seat, state: State, D: Tree, tokens: int) -> Tree:
     """D times Hbar / H_i where the outer rule corrects for unequal work, and times tokens / mean tokens where a pair codec counts by them
-    (in place); D itself elsewhere."""
+    (in place; the mean over those who take part in the round); D itself elsewhere."""
     outer, pair = seat.method.outer, seat.method.pair
-    if pair and pair.by_tokens and (scale := tokens * seat.method.n / plan_at(seat, state).tokens_per_round) != 1.0:
+    if pair and pair.by_tokens and (scale := _share(seat, state, tokens)) != 1.0:
         for d in D.values():
             d.mul_(scale)
     if isinstance(outer, OuterSGD) and outer.correction == "work":
@@ -84,6 +84,13 @@ def scaled(seat: Seat, state: State, D: Tree, tokens: int) -> Tree:
             for d in D.values():
                 d.mul_(scale)
     return D
+
+
+def _share(seat: Seat, state: State, tokens: int) -> float:
+    """`tokens` in units of the planned mean over those who take part in the round."""
+    plan, absent = plan_at(seat, state), state.roll.absent(state.round)
+    missed = sum(plan.tokens(j) for j in absent)
+    return tokens * (seat.method.n - len(absent)) / (plan.tokens_per_round - missed)
 
 
 def outer_step_of(

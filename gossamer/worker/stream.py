@@ -18,6 +18,7 @@ from gossamer.core.tree import Layout, Tree, digest, map_tree, master, rounded, 
 from gossamer.worker.effects import Compute, Done, Effect, Load, Ready, Reply, SiteSum, Span, Work
 from gossamer.worker.exchange import Heard, Own, plan_of, ready_targets
 from gossamer.worker.packet import HEADER_BYTES, REFUSED, blank
+from gossamer.worker.pairs import learn
 from gossamer.worker.pairs import write as write_pair
 from gossamer.worker.replanning import outer_step_of, plan_at, replan, scaled
 from gossamer.worker.seat import Said, Seat, Written
@@ -32,7 +33,7 @@ def launch(seat: Seat, state: State, tally: Tally, part: Seat) -> Generator[Effe
     y = part.part_of(tally.local)
     D, refused, norm = yield from _judge(part, state, y)
     tokens, stream.tokens = 0 if refused else stream.tokens, 0
-    tally.judged(norm, refused)
+    tally.judged(norm, refused, {} if method.synchronous or method.n == 1 else D)
     own = tally.early
     if not method.outer.before:
         said = Said(t, tokens, mark(part, state), REFUSED if refused else 0, step_s=tally.clocked.step_s)
@@ -163,7 +164,7 @@ def _take(
     heard = yield from plan_of(part).hear(part, pending, ready_round, like)
     tally.heard.append(heard)
     yield from _step(part, state, D, pending, heard)
-    state.memory |= heard.memory
+    learn(state, heard.memory)
     state.said = {name: z for name, z in state.said.items() if name not in like}
     if part.fragment == len(seat.fragments) - 1:
         yield from replan(seat, state, heard.step_s)

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from gossamer.core.sketch import sketch, write
 from gossamer.core.tree import Tree
 from gossamer.worker.exchange import Heard, Own
 from gossamer.worker.replanning import Clocked
@@ -33,13 +34,16 @@ class Tally:
     """Exact zeros that the codec could not say."""
     refused: bool = False
     """This worker's guard refused something."""
+    drift: str = ""
+    """Sketch of the pseudo-gradient, where replicas may differ."""
 
     def put(self, tree: Tree) -> None:
         """Parameters that were loaded into the body."""
         self.local |= {name: v.to(self.local[name].dtype) for name, v in tree.items() if name in self.local}
 
-    def judged(self, norm: float, refused: bool) -> None:
-        """The guard has looked at a pseudo-gradient."""
+    def judged(self, norm: float, refused: bool, apart: Tree) -> None:
+        """The guard has looked at a pseudo-gradient. `apart`: it, where replicas may differ."""
+        self.drift = write(sketch(apart)) if apart else self.drift
         self.norm = math.hypot(self.norm, norm)
         self.refused |= refused
 
@@ -64,6 +68,8 @@ class Tally:
             # With overlap this round's own refusal is in what lands next.
             mine = [seat.me] if self.refused and not seat.method.cadence.overlap else []
             record["refused"] = sorted({*mine, *(j for heard in self.heard for j in heard.refused)})
+        if self.drift:
+            record["sketch"] = {"x": write(sketch(state.x)), "drift": self.drift}
         if absent := sorted({j for heard in self.heard for j in heard.absent}):
             record["absent"] = absent
         return record

@@ -41,7 +41,7 @@ class Meeting(Protocol):
         """Adds weight * (z_j - z_i) in those blocks; `payload` is the peer's `full`."""
 
     def memory(self) -> Tree:
-        """What the codec's next `encode` is to be given."""
+        """What was learnt for the codec's next `encode`: by name, the first rows of the memory, as they are now; only what changes."""
 
 
 class PairCodec(Format, Protocol):
@@ -55,11 +55,11 @@ class PairCodec(Format, Protocol):
     token-weighted mean of their drifts."""
 
     def start(self, layout: Layout) -> Tree:
-        """The memory before the first round; {} for a codec without."""
+        """The memory before the first round, by tensor name; {} for a codec without."""
 
     def encode(self, z: Tree, drift: Tree, layout: Layout, memory: Tree, round: int, out: Tensor) -> int:
-        """Writes the payload into `out` (uint8, nbytes(layout) long). `drift` is x - z, x the anchor; {} where they are the same (outer
-        rules with `before`). Returns how many exact zeros it could not represent."""
+        """Writes the payload into `out` (uint8, nbytes(layout) long), and into `memory` what it needs to remember of it. `drift` is x - z,
+        x the anchor; {} where they are the same (outer rules with `before`). Returns how many exact zeros it could not represent."""
 
     def meet(self, z: Tree, own: Tensor, layout: Layout, round: int) -> Meeting:
         """Begins a round's mixing: z as it was encoded into the payload `own`."""
