@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from bench_cells import pretend
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossamer.app.cells import Cell
-from gossamer.app.config import Config
 from gossamer.app.job import resolve
 from gossamer.bench import geomesh, geomesh_rows, study, tables
 from gossamer.bench.curve import Curve, at, time_to, tokens_to
@@ -111,23 +109,6 @@ def test_every_row_is_a_run_of_the_same_tokens(tmp_path: Path) -> None:
         assert all(k in geomesh_rows.GRID for k in r.start) and job.fleet.name == "azure-4" and "llama-150m" in (job.charged_as or "")
     assert all(abs(t - tokens["diloco"]) <= 0.03 * tokens["diloco"] for t in tokens.values()), tokens
     assert geomesh_rows.TUNE_SEED not in geomesh_rows.SEEDS and set(geomesh_rows.SECOND) <= set(rows)
-
-
-def pretend(configs: Sequence[Config], **_: object) -> list[Cell]:
-    """Cells whose loss is best at inner.lr 2e-3 and outer_momentum 0.4; a rate of 64e-3 or more fails."""
-    cells = []
-    for c in configs:
-        lr, momentum = c.inner.lr or 1e-3, float(c.method.options.get("outer_momentum", 0.4))
-        end = 3.0 + abs(math.log2(lr / 2e-3)) * 0.1 + (momentum - 0.4) ** 2 + c.seed * 0.01
-        curve = [(1000.0 * k, 10.0 * k, 8.0 - (8.0 - end) * k / 10) for k in range(1, 11)]
-        summary = {
-            "final_loss": end, "wall_s": 100.0, "utilisation": {"mean": 0.5, "workers": [0.5] * 4}, "workers": 4, "exact_zeros": 0.0,
-            "straggler_idle": {"mean": 0.1, "workers": [0.1] * 4}, "network_idle": {"mean": 0.4, "workers": [0.4] * 4},
-            "bytes_sent": [1000] * 4, "bytes_charge": 10.0,
-        }  # fmt: skip
-        failed = lr >= 64e-3
-        cells.append(Cell(c, f"{len(cells):016x}", failed="it diverged") if failed else Cell(c, f"{len(cells):016x}", summary, curve))
-    return cells
 
 
 def test_a_bench_tunes_reports_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

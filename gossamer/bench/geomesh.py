@@ -15,7 +15,8 @@ from gossamer.app.config import override, parse
 from gossamer.app.job import resolve
 from gossamer.bench import geomesh_rows as rows
 from gossamer.bench.curve import Curve, at, time_to, tokens_to
-from gossamer.bench.search import Found, Value
+from gossamer.bench.record import found_record, row_record
+from gossamer.bench.search import Value
 from gossamer.bench.study import Row, Study, settings_of
 from gossamer.bench.wire import wire_table
 from gossamer.core.errors import RunFailed
@@ -40,7 +41,7 @@ def bench(study: Study) -> dict[str, Any]:
     second = _second(study, tuned)
     return {
         "study": _facts(study, target),
-        "tuning": {key: _found(f) for key, f in found.items()},
+        "tuning": {key: found_record(f) for key, f in found.items()},
         "floor": _floor(study, main["diloco"], target),
         "rows": {row.key: _row(row, tuned[row.key], main[row.key], target) for row in rows.MAIN},
         "variants": {row.key: _row(row, tuned[row.key], variants[row.key], target) for row in rows.VARIANTS},
@@ -92,24 +93,13 @@ def _floor(study: Study, diloco: Sequence[Cell], target: float) -> dict[str, Any
 
 
 def _row(row: Row, tuned: Mapping[str, Value], cells: Sequence[Cell], target: float) -> dict[str, Any]:
-    """What a row came to on each seed."""
-    return {
-        "title": row.title,
-        "settings": dict(row.settings),
-        "tuned": dict(tuned),
-        "like": row.like or None,
-        "cells": [cell.hash for cell in cells],
-        "seeds": [_seed(cell, target) for cell in cells],
-    }
+    return row_record(row, tuned, cells, lambda cell: _seed(cell, target))
 
 
 def _seed(cell: Cell, target: float) -> dict[str, Any]:
-    if cell.summary is None:
-        return {"seed": cell.config.seed, "failed": cell.failed or "not run"}
-    s, curve = cell.summary, Curve.of(cell)
+    s, curve = cell.summary or {}, Curve.of(cell)
     rounds_of_table = rows.ROUNDS
     return {
-        "seed": cell.config.seed,
         "loss": s["final_loss"],
         "to_target_s": time_to(curve, target),
         "tokens_to_target": tokens_to(curve, target),
@@ -122,10 +112,6 @@ def _seed(cell: Cell, target: float) -> dict[str, Any]:
         "exact_zeros": s["exact_zeros"],
         "curve": [curve.tokens, curve.time_s, curve.loss],
     }
-
-
-def _found(f: Found) -> dict[str, Any]:
-    return {"best": f.best, "loss": f.loss, "trials": f.trials, "edges": list(f.edges), "open": list(f.open)}
 
 
 def _facts(study: Study, target: float) -> dict[str, Any]:

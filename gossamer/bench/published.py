@@ -27,3 +27,37 @@ GEOMESH: dict[str, Published] = {
     "fp16": Published(None, 23.0, "—", None, 10.0),
     "int8": Published(None, 23.2, "—", None, 8.0),
 }
+
+
+class Pair(NamedTuple):
+    """GASLoC's and DAdam's validation loss in nats; None where it is not reported."""
+
+    gasloc: float | None
+    dadam: float | None
+
+
+GASLOC_ONCE: dict[str, Pair] = {
+    "ring": Pair(3.36, 3.33),
+    "complete": Pair(3.29, 3.25),
+    "one_peer": Pair(3.24, 3.29),
+    "two_peer": Pair(3.22, 3.28),
+}
+"""Cagnasso, Belilovsky and Oyallon 2026: 134M parameters, 2.7B tokens, H = 1, 8 workers. DDP: 3.18."""
+DDP_ONCE = 3.18
+GASLOC_ONCE_SECOND: dict[str, Pair] = {
+    "ring": Pair(2.70, 2.73),
+    "complete": Pair(None, 2.70),
+    "one_peer": Pair(2.71, None),
+    "two_peer": Pair(2.69, None),
+}
+"""551M parameters, 11B tokens, H = 1, 16 workers. DDP: 2.64."""
+DDP_ONCE_SECOND = 2.64
+GASLOC_MANY: dict[str, tuple[float, float]] = {
+    "diloco": (2.64, 2.67),
+    "gasloc_ring": (2.68, 2.79),
+    "gasloc_one_peer": (2.67, 2.81),
+    "gasloc_two_peer": (2.64, 2.72),
+    "local_ring": (2.92, 3.07),
+    "local_complete": (2.84, 2.97),
+}
+"""551M parameters, H = 30, 8 and 16 workers."""

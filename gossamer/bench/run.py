@@ -4,21 +4,50 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.markdown import Markdown
 
 from gossamer.app.folder import write_atomically
 from gossamer.app.progress import count, duration
-from gossamer.bench import geomesh, geomesh_rows, tables
-from gossamer.bench.figures import draw
+from gossamer.bench import figures, gasloc, gasloc_figures, gasloc_rows, gasloc_tables, geomesh, geomesh_rows, tables
 from gossamer.bench.study import Study
+from gossamer.bench.tables import Content
 from gossamer.core.errors import BadInput
 
-NAMES = ("geomesh",)
+
+@dataclass(frozen=True)
+class Bench:
+    """One bench: what it runs, and what is made of the results."""
+
+    study: Callable[..., Study]
+    """Given cells, work, processes and console."""
+    budget: Callable[[Study], tuple[int, int]]
+    run: Callable[[Study], dict[str, Any]]
+    tables: Mapping[str, Callable[[Content], str]]
+    figures: Mapping[str, Callable[[Mapping[str, Any]], Figure]]
+    shown: str
+    """The table that is printed in the end."""
+
+
+def _study(name: str, rows: ModuleType) -> Callable[..., Study]:
+    return partial(Study, name, rows.BASE, rows.GRID, rows.TRIALS, rows.TUNE_SEED, rows.SEEDS)
+
+
+BENCHES: Mapping[str, Bench] = {
+    "geomesh": Bench(_study("geomesh", geomesh_rows), geomesh.budget, geomesh.bench, tables.TABLES, figures.FIGURES, "main"),
+    "gasloc": Bench(
+        _study("gasloc", gasloc_rows), gasloc.budget, gasloc.bench, gasloc_tables.TABLES, gasloc_figures.FIGURES, "gossip-many"
+    ),
+}
+NAMES = tuple(BENCHES)
 
 
 def run(name: str, *, jobs: int, cells: Path, results: Path, docs: Path) -> None:
@@ -38,30 +67,19 @@ def run(name: str, *, jobs: int, cells: Path, results: Path, docs: Path) -> None
     """
     if name not in NAMES:
         raise BadInput(f"there is no bench {name!r}: expected {', '.join(NAMES)}")
-    console = Console()
-    study = Study(
-        name=name,
-        base=geomesh_rows.BASE,
-        grid=geomesh_rows.GRID,
-        trials=geomesh_rows.TRIALS,
-        tune_seed=geomesh_rows.TUNE_SEED,
-        seeds=geomesh_rows.SEEDS,
-        cells=cells,
-        work=Path("runs") / "bench",
-        processes=jobs,
-        console=console,
-    )
+    bench, console = BENCHES[name], Console()
+    study = bench.study(cells=cells, work=Path("runs") / "bench", processes=jobs, console=console)
     begun_s = time.monotonic()
-    runs, tokens = geomesh.budget(study)
+    runs, tokens = bench.budget(study)
     console.print(f"bench {name}: at most {runs} runs, {count(tokens)} tokens; two hours on two cores when none is cached", highlight=False)
-    found = geomesh.bench(study)
+    found = bench.run(study)
     write_result(results / f"{name}.json", found)
     pages = [page for page in (docs / f"{name}.md", docs.parent / "README.md") if page.is_file()]
     for page in pages:
-        write_atomically(page, tables.fill(page.read_text(encoding="utf-8"), found))
-    figures = draw(found, docs / "figures", name)
-    console.print(Markdown(tables.main_table(found)))
-    written = ", ".join(map(str, (results / f"{name}.json", *pages, *figures)))
+        write_atomically(page, tables.fill(page.read_text(encoding="utf-8"), found, bench.tables))
+    drawn = figures.draw(found, docs / "figures", name, bench.figures)
+    console.print(Markdown(bench.tables[bench.shown](found)))
+    written = ", ".join(map(str, (results / f"{name}.json", *pages, *drawn)))
     console.print(f"written in {duration(time.monotonic() - begun_s)}: {written}", highlight=False)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gossamer.bench.published import GEOMESH
@@ -59,12 +59,13 @@ def verdict(a: Content, b: Content) -> str:
     return said if abs(gap) > 2 * error else f"{said}, not distinguishable"
 
 
-def _column(row: Content, key: str) -> list[float | None]:
+def column(row: Content, key: str) -> list[float | None]:
+    """A number of each seed."""
     return [s.get(key) for s in row["seeds"]]
 
 
 def _minutes(row: Content, key: str) -> float | None:
-    seconds = mean(_column(row, key))
+    seconds = mean(column(row, key))
     return None if seconds is None else seconds / 60
 
 
@@ -74,7 +75,7 @@ def _fastest(row: Content) -> float | None:
 
 def line(row: Content, against: Content | None) -> list[str]:
     """One row: minutes to the target, total minutes, loss, perplexity, verdict, idle, MB, utilisation."""
-    loss = mean(_column(row, "loss"))
+    loss = mean(column(row, "loss"))
     failed = next((s["failed"] for s in row["seeds"] if "failed" in s), None)
     return [
         row["title"] + (" (failed)" if failed else ""),
@@ -84,9 +85,9 @@ def line(row: Content, against: Content | None) -> list[str]:
         number(None if loss is None else math.exp(loss), 1),
         verdict(row, against) if against is not None and against is not row else DASH,
         share(_fastest(row)),
-        share(mean(_column(row, "network_idle"))),
-        number(mean(_column(row, "mb_per_round")), 1),
-        share(mean(_column(row, "utilisation"))),
+        share(mean(column(row, "network_idle"))),
+        number(mean(column(row, "mb_per_round")), 1),
+        share(mean(column(row, "utilisation"))),
     ]
 
 
@@ -149,15 +150,19 @@ def second_table(found: Content) -> str:
     return markdown([h.format("DiLoCo") for h in HEAD], [line(row, table["diloco"]) for row in table.values()])
 
 
+def tuned_in_words(best: Content) -> str:
+    """Tuned values by the last part of their names."""
+    return ", ".join(f"{k.partition('.')[2]} {v:g}" if isinstance(v, float | int) else f"{k} {v}" for k, v in best.items())
+
+
 def tuning_table(found: Content) -> str:
     """What each search ended with."""
     body = []
     for key, f in found["tuning"].items():
-        best = ", ".join(f"{k.partition('.')[2]} {v:g}" if isinstance(v, float | int) else f"{k} {v}" for k, v in f["best"].items())
         body.append(
             [
                 found["rows"][key]["title"],
-                best,
+                tuned_in_words(f["best"]),
                 str(f["trials"]),
                 number(f["loss"], 3),
                 ", ".join(f["edges"]) or "none",
@@ -181,15 +186,15 @@ def wire_table(found: Content) -> str:
 def published_table(found: Content) -> str:
     """Ours as ratios beside the published ones."""
     ours, diloco = found["rows"], found["rows"]["diloco"]
-    base = mean(_column(diloco, "to_target_s"))
-    whole = mean(_column(diloco, "total_s"))
+    base = mean(column(diloco, "to_target_s"))
+    whole = mean(column(diloco, "total_s"))
     body = []
     for key, p in GEOMESH.items():
         row = ours.get(key) or found["variants"].get(key)
         if row is None:
             continue
-        mine, total = mean(_column(row, "to_target_s")), mean(_column(row, "total_s"))
-        loss, theirs = mean(_column(row, "loss")), mean(_column(diloco, "loss"))
+        mine, total = mean(column(row, "to_target_s")), mean(column(row, "total_s"))
+        loss, theirs = mean(column(row, "loss")), mean(column(diloco, "loss"))
         body.append(
             [
                 row["title"],
@@ -202,7 +207,7 @@ def published_table(found: Content) -> str:
                 p.straggler_idle,
                 share(_fastest(row)),
                 share(p.network_idle),
-                share(mean(_column(row, "network_idle"))),
+                share(mean(column(row, "network_idle"))),
             ]
         )
     head = (
@@ -233,9 +238,9 @@ TABLES = {
 }
 
 
-def fill(text: str, found: Content) -> str:
+def fill(text: str, found: Content, tables: Mapping[str, Callable[[Content], str]] = TABLES) -> str:
     """`text` with what stands between `<!-- table: NAME -->` and `<!-- end -->` replaced by that table."""
-    for name, make in TABLES.items():
+    for name, make in tables.items():
         begin = f"<!-- table: {name} -->\n"
         if begin in text:
             before, _, rest = text.partition(begin)
