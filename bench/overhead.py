@@ -33,7 +33,8 @@ from torch import Tensor
 
 from bench.common import command, job, machine, median, write
 from gossamer.core.tree import master, numel
-from gossamer.net import init, launch, run
+from gossamer.net import init, launch
+from gossamer.real import run
 from gossamer.train.model import parameters_of
 from gossamer.worker.account import TraceKind
 from gossamer.worker.effects import Body, Go

@@ -21,7 +21,8 @@ import torch
 import torch.distributed as dist
 
 from gossamer.core.errors import BadInput, RunFailed
-from gossamer.net import Group, PeerLost, init, launch, run
+from gossamer.net import init, launch, over_gloo
+from gossamer.real import Group, PeerLost, run
 from gossamer.worker.effects import Addr, Boundary, Compute, Done, Expect, Gather, Go, Note, Program, Ready, Send, Span, Stop, Tag, Work
 from gossamer.worker.packet import HEADER_BYTES, Header, Packet, blank, seal
 from gossamer.worker.state import State
@@ -38,7 +39,7 @@ def in_threads(n: int, job: Callable[[Group], Any], *, close: bool = True, timeo
 
     def work(i: Addr) -> None:
         try:
-            group = Group(store, i, n, local=True, start_timeout_s=30, survives=survives)
+            group = over_gloo(store, i, n, local=True, start_timeout_s=30, survives=survives)
             try:
                 results[i] = job(group)
                 if close:

@@ -11,7 +11,8 @@ import torch
 from gossamer.app.config import load
 from gossamer.app.job import resolve
 from gossamer.core.tree import master, sha256
-from gossamer.net import init, run
+from gossamer.net import init
+from gossamer.real import run
 from gossamer.train.model import parameters_of
 from gossamer.worker.peer import peer
 

@@ -18,14 +18,16 @@ FLOORS: dict[str, set[str]] = {
     "worker": {"core", "worker"},
     "recipes": {"core", "worker", "recipes"},
     "sim": {"core", "worker", "sim"},
-    "net": {"core", "worker", "net"},
+    "real": {"core", "worker", "real"},
+    "net": {"core", "worker", "real", "net"},
+    "wan": {"core", "worker", "real", "wan"},
     "train": {"core", "worker", "train"},
-    "app": {"core", "worker", "recipes", "sim", "net", "train", "app", "report", ""},
+    "app": {"core", "worker", "recipes", "sim", "real", "net", "wan", "train", "app", "report", ""},
     "report": {"report"},
     "bench": {"core", "app", "bench"},
     "cli": {"app", "report", "bench", ""},
     "__main__": {"cli"},
-    "": {"core", "worker", "recipes", "sim", "net", "train", "app"},
+    "": {"core", "worker", "recipes", "sim", "real", "net", "wan", "train", "app"},
 }
 """Part -> parts that it may import; "" is the package itself (its version and its error types)."""
 
@@ -33,6 +35,8 @@ EXTRA = {"report": {"gossamer.core.errors"}}
 """Single modules beyond the floors."""
 
 PURE = ("core", "worker")
+WITHOUT_C10D = ("real", "wan")
+"""Real worlds beside torch.distributed, which stays behind a wire."""
 DOCUMENTED = ("core", "worker", "recipes")
 FORBIDDEN_MODULES = ("logging", "time", "random", "socket", "torch.distributed")
 FORBIDDEN_CALLS = ("open", "print")
@@ -95,6 +99,10 @@ def import_faults(tree: ast.AST, module: str, is_package: bool) -> Iterator[str]
 
 
 def purity_faults(tree: ast.AST, module: str, is_package: bool) -> Iterator[str]:
+    if part_of(module) in WITHOUT_C10D:
+        for line, target, names in imports(tree, module, is_package):
+            if any(one.startswith("torch.distributed") for one in [target, *(f"{target}.{name}" for name in names)]):
+                yield f"{module}:{line}: {part_of(module)} may not import torch.distributed: that is what net is for"
     if part_of(module) not in PURE:
         return
     for line, target, names in imports(tree, module, is_package):
@@ -194,6 +202,10 @@ def test_files_are_short() -> None:
         ("gossamer.core.a", "import importlib\nimportlib.import_module('gossamer.net')", "core may not import gossamer.net"),
         ("gossamer.sim.a", "from gossamer.train.model import x", "sim may not import gossamer.train.model"),
         ("gossamer.net.a", "import gossamer.sim", "net may not import gossamer.sim"),
+        ("gossamer.real.a", "from gossamer.net import init", "real may not import gossamer.net"),
+        ("gossamer.wan.a", "from gossamer.net.start import init", "wan may not import gossamer.net.start"),
+        ("gossamer.real.a", "import torch.distributed as dist", "real may not import torch.distributed"),
+        ("gossamer.wan.a", "from torch import distributed", "wan may not import torch.distributed"),
         ("gossamer.worker.a", "from gossamer.recipes import diloco", "worker may not import gossamer.recipes"),
         ("gossamer.report.a", "from gossamer.core.tree import Tree", "report may not import gossamer.core.tree"),
         ("gossamer.cli", "from gossamer.sim import driver", "cli may not import gossamer.sim"),
@@ -227,6 +239,7 @@ def test_the_check_can_fail(module: str, source: str, fault: str) -> None:
         ("gossamer.worker.a", '"""Doc."""\nfrom gossamer.core.tree import Tree\nfrom . import effects'),
         ("gossamer.core.a", '"""Doc."""\nimport numpy as np\nnp.random.Philox(key=1)\nimport torch\ntorch.randn(3, generator=g)'),
         ("gossamer.app.a", "import time, random\nfrom gossamer import __version__\nfrom gossamer.sim import x\nprint(open('f'))"),
+        ("gossamer.wan.a", "import torch, time\nfrom gossamer.real import Group, run"),
         ("gossamer.report.a", "from gossamer.core.errors import BadInput\nfrom . import table"),
         ("gossamer.cli", "from gossamer import BadInput\nfrom gossamer.app import commands"),
         ("gossamer.core.a", '"""Doc."""\ndef _f(**options): ...'),

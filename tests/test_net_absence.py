@@ -17,9 +17,9 @@ from gossamer.core.members import over
 from gossamer.core.method import Method
 from gossamer.core.spread import spread
 from gossamer.core.tree import Tree
-from gossamer.net import Group, run
-from gossamer.net.members import Members, View
-from gossamer.net.pairs import Pairs
+from gossamer.real import Group, run
+from gossamer.real.members import Members, View
+from gossamer.real.pairs import Pairs
 from gossamer.recipes import gasloc
 from gossamer.worker.effects import Done, Stop, Work
 from gossamer.worker.peer import peer

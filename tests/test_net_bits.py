@@ -19,7 +19,7 @@ from gossamer.core.method import Method
 from gossamer.core.plan import Plan
 from gossamer.core.schedule import Constant
 from gossamer.core.tree import layout_hash
-from gossamer.net import Group, run
+from gossamer.real import Group, run
 from gossamer.recipes import REGISTRY, Setting, dadam, diloco, gasloc, geomesh
 from gossamer.worker.account import Account
 from gossamer.worker.effects import Body, Go, Stop
@@ -125,7 +125,7 @@ def test_one_flipped_bit_in_the_real_world_is_seen(name: str, monkeypatch: pytes
                 flipped.append(packet)
         return packet
 
-    monkeypatch.setattr("gossamer.net.driver.unseal", flip)
+    monkeypatch.setattr("gossamer.real.driver.unseal", flip)
     try:
         seen = not same([final for final, _, _ in trained(METHODS[name])], want)
     except RunFailed as error:  # a synchronous method raises the alarm at the next round

@@ -9,7 +9,7 @@ import torch
 from net_toys import SAY, Body, Hooks, all_but, in_threads, packet_of, same, talk
 
 from gossamer.core.errors import RunFailed
-from gossamer.net import Group, PeerLost, run
+from gossamer.real import Group, PeerLost, run
 from gossamer.worker.effects import Compute, Expect, Gather, Program, Ready, Send, SiteSum, Tag, Work
 from gossamer.worker.packet import HEADER_BYTES, Packet
 from gossamer.worker.state import State

@@ -10,7 +10,8 @@ from net_toys import all_but, in_threads
 from gossamer.core.combine import mean
 from gossamer.core.errors import BadInput, RunFailed
 from gossamer.core.tree import Tree
-from gossamer.net import Group, init
+from gossamer.net import init, over_gloo
+from gossamer.real import Group
 
 
 def tree_of(i: int, rows: int = 1000) -> Tree:
@@ -80,7 +81,7 @@ def test_a_difference_is_found_before_anything_is_sent(n: int, odd: int) -> None
 
 def test_who_does_not_come_is_named() -> None:
     with pytest.raises(RunFailed, match=r"worker 0 has waited 0 s at the start for worker\(s\) 1, 2"):
-        Group(dist.HashStore(), 0, 3, local=True, start_timeout_s=0.05)
+        over_gloo(dist.HashStore(), 0, 3, local=True, start_timeout_s=0.05)
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import pytest
 from net_toys import Body, Hooks, all_but, in_threads, talk
 
-from gossamer.net import Group, run
-from gossamer.net.board import Board
-from gossamer.net.notes import Notes
+from gossamer.real import Group, run
+from gossamer.real.board import Board
+from gossamer.real.notes import Notes
 from gossamer.worker.effects import Stop
 
 
@@ -80,6 +80,8 @@ class Lonely:
 
     def size(self) -> int:
         return 1
+
+    def close(self) -> None: ...
 
 
 def test_no_boundary_is_passed_between_publishing_and_knowing() -> None:

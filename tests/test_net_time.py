@@ -9,8 +9,8 @@ from itertools import pairwise
 import pytest
 from net_toys import SAY, Body, Hooks, all_but, in_threads, talk
 
-from gossamer.net import C10dWorld, Group
-from gossamer.net.ledger import Ledger
+from gossamer.real import Group, RealWorld
+from gossamer.real.ledger import Ledger
 from gossamer.worker.account import Account
 from gossamer.worker.effects import Tag
 
@@ -19,7 +19,7 @@ TAG = Tag.of(0, SAY)
 
 def watched(n: int, step_s: list[float], hooks: list[Hooks], rounds: int = 6) -> list[tuple[Account, float]]:
     def job(group: Group) -> tuple[Account, float]:
-        world = C10dWorld(hooks[group.me], group, start_s=100.0)
+        world = RealWorld(hooks[group.me], group, start_s=100.0)
         _, account = world.run(talk(group.me, lambda _: all_but(group.me, n), rounds), Body(step_s[group.me]))
         return account, world.paused_s
 
@@ -65,7 +65,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 50.0
-        monkeypatch.setattr("gossamer.net.ledger.time.monotonic", lambda: self.now_s)
+        monkeypatch.setattr("gossamer.real.ledger.time.monotonic", lambda: self.now_s)
 
 
 def booked(monkeypatch: pytest.MonkeyPatch, ready: Mapping[int, float]) -> tuple[float, float]:

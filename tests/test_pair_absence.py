@@ -22,7 +22,7 @@ from gossamer.core.method import Method
 from gossamer.core.plan import Plan
 from gossamer.core.schedule import Constant
 from gossamer.core.tree import Tree
-from gossamer.net import Group, run
+from gossamer.real import Group, run
 from gossamer.recipes import Setting, gasloc, local_dadam
 from gossamer.sim.absence import Absences
 from gossamer.sim.driver import Simulation

@@ -23,7 +23,7 @@ from gossamer.core.plan import Plan, uniform
 from gossamer.core.replan import Planned, Replan
 from gossamer.core.schedule import Constant
 from gossamer.core.slowdown import Slowdown
-from gossamer.net import Group, run
+from gossamer.real import Group, run
 from gossamer.recipes import Setting, diloco, gasloc, geomesh
 from gossamer.sim.driver import Simulation
 from gossamer.sim.memo import MemoCombine

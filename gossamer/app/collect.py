@@ -12,7 +12,7 @@ from gossamer.app.folder import RunFolder, write_atomically
 from gossamer.app.job import Job
 from gossamer.app.simulate import write_result
 from gossamer.core.tree import Tree
-from gossamer.net.group import Group
+from gossamer.real.group import Group
 from gossamer.worker.effects import Addr
 from gossamer.worker.state import State
 

@@ -12,7 +12,7 @@ from gossamer.app.config import load
 from gossamer.app.folder import RunFolder, check_new, default_path
 from gossamer.app.job import Job, resolve
 from gossamer.core.errors import BadInput
-from gossamer.net.group import STORE_ENV
+from gossamer.net.start import STORE_ENV
 
 
 def _console() -> Console:

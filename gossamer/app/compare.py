@@ -18,7 +18,7 @@ from gossamer.app.settings import Section
 from gossamer.app.simulate import simulate
 from gossamer.core.errors import BadInput
 from gossamer.core.fleet import Fleet
-from gossamer.net.signals import end_with_parent
+from gossamer.real.signals import end_with_parent
 from gossamer.train import checkpoint
 
 

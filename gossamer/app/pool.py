@@ -23,7 +23,7 @@ from gossamer.app.folder import RunFolder
 from gossamer.app.job import Job, resolve
 from gossamer.app.simulate import simulate
 from gossamer.core.errors import BadInput, RunFailed, Stopped
-from gossamer.net.signals import end_with_parent, handling
+from gossamer.real.signals import end_with_parent, handling
 from gossamer.train import checkpoint
 
 _POLL_S = 1.0

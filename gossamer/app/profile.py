@@ -34,9 +34,10 @@ from gossamer.app.progress import count
 from gossamer.core.errors import BadInput, RunFailed, Stopped
 from gossamer.core.fleet_parse import parse_fleet
 from gossamer.core.tree import numel
-from gossamer.net.group import STORE_ENV, Group, init
 from gossamer.net.launch import launch
 from gossamer.net.probe import LinkMeasure, measure_links
+from gossamer.net.start import STORE_ENV, init
+from gossamer.real.group import Group
 
 MARK = "# Measured by gossamer profile."
 """The first line of a profile: such a file may be overwritten."""

@@ -18,7 +18,7 @@ from gossamer.app.progress import Progress, duration
 from gossamer.app.summary import consensus_distance, fleet_mean, summarise
 from gossamer.core.errors import BadInput, Stopped
 from gossamer.core.tree import Tree, master, sha256
-from gossamer.net.signals import handling
+from gossamer.real.signals import handling
 from gossamer.sim.absence import Absences
 from gossamer.sim.driver import Simulation
 from gossamer.sim.memo import MemoCombine

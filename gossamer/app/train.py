@@ -18,9 +18,10 @@ from gossamer.app.metrics import check_unchanged, evaluation, facts_of
 from gossamer.app.progress import Progress, duration
 from gossamer.core.errors import BadInput, RunFailed, Stopped
 from gossamer.core.tree import layout_hash, master
-from gossamer.net.driver import run
-from gossamer.net.group import STORE_ENV, Group, init
 from gossamer.net.launch import launch
+from gossamer.net.start import STORE_ENV, init
+from gossamer.real.driver import run
+from gossamer.real.group import Group
 from gossamer.train import checkpoint
 from gossamer.train.data import Corpus
 from gossamer.train.model import parameters_of

@@ -20,8 +20,8 @@ from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
-from gossamer.net.group import STORE_ENV, marker_of
-from gossamer.net.signals import handling
+from gossamer.net.start import STORE_ENV, marker_of
+from gossamer.real.signals import handling
 from gossamer.worker.effects import Addr
 
 _TETHER = """

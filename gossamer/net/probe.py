@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.net.group import Group
-from gossamer.net.transport import Receipt
+from gossamer.real.group import Group
+from gossamer.real.transport import Receipt
 from gossamer.worker.effects import Addr, Tag
 
 _ASK, _ANSWER, _DATA, _TURN = (Tag.of(k, 7) for k in (2, 3, 4, 5))  # kind 7 is no program's; the group has the first two

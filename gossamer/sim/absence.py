@@ -1,7 +1,7 @@
 """Who is dead in a simulated run, which exchanges are skipped for it, and from which round on the graphs are drawn without them.
 
 The simulator sees everything, so that agreeing costs neither time nor messages; what is agreed on is what real workers agree on
-(gossamer.net.members): a death holds from the first round that none of the living has entered.
+(gossamer.real.members): a death holds from the first round that none of the living has entered.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The workers of one run, connected.
 
-    with init() as group:
+    with Group(store, me, n, connect) as group:
         group.all_equal({"configuration": config_hash, "parameter layout": layout_hash})
         state, account = run(program, body, hooks, group)
         mean = group.mean_trees(state.x)
@@ -14,9 +14,7 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from datetime import timedelta
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -24,36 +22,44 @@ import torch
 from torch import Tensor
 
 from gossamer.core.combine import normalised
-from gossamer.core.errors import BadInput, RunFailed
+from gossamer.core.errors import RunFailed
 from gossamer.core.tree import Tree
-from gossamer.net.board import Board, PeerLost
-from gossamer.net.notes import Notes
-from gossamer.net.transport import Receipt, Store, Transport, c10d, connect
+from gossamer.real.board import Board, PeerLost
+from gossamer.real.notes import Notes
+from gossamer.real.transport import Receipt, Transport
+from gossamer.real.wire import Connect, Store
 from gossamer.worker.effects import Addr, Tag
-
-STORE_ENV = "GOSSAMER_STORE"
-"""Path of the file over which the processes of one `launch` find each other."""
 
 _SIZE_TAG, _BYTES_TAG = Tag.of(0, 7), Tag.of(1, 7)  # kind 7 is no program's
 _POLL_S = 0.01
-_joined = 0  # groups made by this process: each has its own names in the store
 
 
 class Group:
     """Worker `me` of `n`, connected to all others.
 
     Args:
-        store: what the workers find each other by.
-        local: all workers are on this machine: keep to the loopback interface.
+        store: what the workers find each other by, and post short texts on.
+        connect: makes the two wires, once all workers have come.
         start_timeout_s: how long to wait for the others at the start, and in `all_equal`.
         survives: go on when another worker is gone (gossip), once all have started.
+        blame: told of the worker that this one has lost, when that is why it fails.
+        remedy: what to do where some workers do not come.
 
     Raises:
         RunFailed: some workers did not come; the message names them.
     """
 
     def __init__(
-        self, store: Store, me: Addr, n: int, *, local: bool = False, start_timeout_s: float = 600.0, survives: bool = False
+        self,
+        store: Store,
+        me: Addr,
+        n: int,
+        connect: Connect,
+        *,
+        start_timeout_s: float = 600.0,
+        survives: bool = False,
+        blame: Callable[[Addr], None] = lambda lost: None,
+        remedy: str = "start all of them",
     ) -> None:
         self.me, self.n = me, n
         self.board = Board(survives)
@@ -61,12 +67,12 @@ class Group:
         """Bytes of `gather_bytes` and `mean_trees` sent by this worker, counted apart from the exchange of the method."""
         self.apart_received_bytes = 0
         self._store = store
-        self._timeout_s = start_timeout_s
+        self._timeout_s, self._remedy, self._blame = start_timeout_s, remedy, blame
         self._compared = 0
         self._closed = False
         self._everybody("here", f"{socket.gethostname()}, process {os.getpid()}")
-        self.transport = Transport(connect(c10d.PrefixStore("data", store), me, n, local=local), self.board)
-        self.notes = Notes(connect(c10d.PrefixStore("notes", store), me, n, local=local), self.board)
+        self.transport = Transport(connect("data"), self.board)
+        self.notes = Notes(connect("notes"), self.board)
 
     def __enter__(self) -> Group:
         return self
@@ -97,8 +103,8 @@ class Group:
         self.notes.ask_stop(signal)
 
     def all_equal(self, values: Mapping[str, str | int]) -> None:
-        """Compares named values (hashes of configuration and layout, run id) across the workers, before anything is posted: gloo aborts
-        the process when a message is longer than the receive posted for it.
+        """Compares named values (hashes of configuration and layout, run id) across the workers, before anything is posted: no wire
+        takes a message longer than the receive posted for it, and gloo aborts the process.
 
         Raises:
             RunFailed: naming the worker that differs, and in what.
@@ -201,7 +207,7 @@ class Group:
         for j, data in self._collect(flat):
             if data.numel() != flat.numel():
                 raise RunFailed(f"worker {j} has {data.numel() // 4} parameters, worker {self.me} has {flat.numel() // 4}")
-            pieces = data.view(torch.float32).split(sizes)
+            pieces = torch.split(data.view(torch.float32), sizes)
             yield j, {k: piece.view(v.shape) for (k, v), piece in zip(like.items(), pieces, strict=True)}
 
     def _hand_over(self, data: Tensor, to: Addr) -> None:
@@ -264,8 +270,8 @@ class Group:
             return
         self._closed = self.board.over = True
         to_blame = error.worker if isinstance(error, PeerLost) else self.me
-        if to_blame != self.me and STORE_ENV in os.environ:
-            marker_of(os.environ[STORE_ENV], self.me).write_text(str(to_blame))
+        if to_blame != self.me:
+            self._blame(to_blame)
         self.notes.lost(to_blame, self.board.round, timeout_s=0.5)
         self._hang_up()
 
@@ -288,7 +294,7 @@ class Group:
             if missing and time.monotonic() > deadline_s:
                 raise RunFailed(
                     f"worker {self.me} has waited {self._timeout_s:.0f} s at the start for worker(s) {', '.join(map(str, missing))}: "
-                    "start all of them, with one MASTER_ADDR and MASTER_PORT that each can reach"
+                    f"{self._remedy}"
                 )
             if missing:
                 time.sleep(_POLL_S)
@@ -297,40 +303,3 @@ class Group:
 
 def _as_size(data: Tensor) -> int:
     return int.from_bytes(data.numpy().tobytes(), "little")
-
-
-def marker_of(store: str | Path, worker: Addr) -> Path:
-    """Where a worker of `launch` that only lost another one writes which: it tells the cause of a failure from its consequences."""
-    return Path(f"{store}.lost-{worker}")
-
-
-def init(*, start_timeout_s: float = 600.0, survives: bool = False) -> Group:
-    """Connects this process to the other workers of its run, one worker per process.
-
-    Where they are: of `launch` (a file, no ports), else of torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), else none: one worker.
-    The connections are gloo groups of our own, beside torch's default group, which is neither needed nor touched: packets are CPU bytes.
-
-    Raises:
-        BadInput: the environment is incomplete.
-        RunFailed: some workers did not come.
-    """
-    global _joined
-    _joined += 1
-    env = os.environ
-    if STORE_ENV not in env and "RANK" not in env:
-        return Group(c10d.HashStore(), 0, 1, local=True)
-    try:
-        me, n = int(env["RANK"]), int(env["WORLD_SIZE"])
-    except (KeyError, ValueError) as error:
-        raise BadInput(f"RANK and WORLD_SIZE must both be set, to numbers ({error}): start with torchrun or --workers") from error
-    store: Store
-    if STORE_ENV in env:
-        store = c10d.FileStore(env[STORE_ENV], n)
-    else:
-        missing = [k for k in ("MASTER_ADDR", "MASTER_PORT") if k not in env]
-        if missing:
-            raise BadInput(f"{' and '.join(missing)} must be set beside RANK: start with torchrun or --workers")
-        store = next(iter(c10d.rendezvous("env://", timeout=timedelta(seconds=start_timeout_s))))[0]
-    local = env.get("LOCAL_WORLD_SIZE") == str(n) and "GLOO_SOCKET_IFNAME" not in env
-    name = f"gossamer/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}/{_joined}"
-    return Group(c10d.PrefixStore(name, store), me, n, local=local, start_timeout_s=start_timeout_s, survives=survives)

@@ -1,6 +1,6 @@
-"""The real world: answers the effects of one worker's program in this process, over torch.distributed.
+"""The real world: answers the effects of one worker's program in this process, over a group.
 
-    with init() as group:
+    with init() as group:               # gossamer.net; or Group(...) over a wire of your own
         state, account = run(program, body, hooks, group)
 
 The program is the one that the simulator runs; with the same seed the parameters agree bit for bit.
@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from gossamer.core.errors import RunFailed
-from gossamer.net.group import Group
-from gossamer.net.ledger import Ledger
-from gossamer.net.signals import handling
-from gossamer.net.transport import Receipt
+from gossamer.real.group import Group
+from gossamer.real.ledger import Ledger
+from gossamer.real.signals import handling
+from gossamer.real.transport import Receipt
 from gossamer.worker.account import Account, Hooks
 from gossamer.worker.effects import (
     Addr,
@@ -42,7 +42,7 @@ from gossamer.worker.pump import Final, Pump
 from gossamer.worker.state import State
 
 
-class C10dWorld:
+class RealWorld:
     """One worker's world. It runs one program, once.
 
     Args:
@@ -223,5 +223,5 @@ class C10dWorld:
 def run(
     program: Program, body: Body, hooks: Hooks | None, group: Group, *, start_s: float = 0.0, rounds0: int = 0, ahead: int = 0
 ) -> tuple[State, Account]:
-    """Runs one worker's program over `group` (see C10dWorld)."""
-    return C10dWorld(hooks, group, start_s=start_s, rounds0=rounds0, ahead=ahead).run(program, body)
+    """Runs one worker's program over `group` (see RealWorld)."""
+    return RealWorld(hooks, group, start_s=start_s, rounds0=rounds0, ahead=ahead).run(program, body)

@@ -1,7 +1,7 @@
 """Small notes between the workers, on connections of their own: READY, the agreement on a last round, the farewell, the loss of a worker.
 
 Why connections of their own: a note must not queue behind megabytes of payload, and READY is stamped on arrival. Why a listener per peer
-that always has a receive posted: a gloo send is a rendezvous, so a note that nobody awaits would block its sender's exit. READY needs
+that always has a receive posted: a send may be a rendezvous (gloo), so a note that nobody awaits would block its sender's exit. READY needs
 no matching Expect this way, whoever sends it to whom.
 
 The agreement on a last round. A worker that is asked to stop (a signal, a Stop from the hooks) tells all others; each, whatever it is
@@ -21,14 +21,13 @@ from contextlib import suppress
 from queue import SimpleQueue
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from gossamer.core.errors import RunFailed
-from gossamer.net.board import Board, Crew, PeerLost, join_all
-from gossamer.net.members import Members, View
-from gossamer.net.pairs import Pairs
-from gossamer.net.transport import Wire, close_connections, first_line
+from gossamer.real.board import Board, Crew, PeerLost, join_all
+from gossamer.real.members import Members, View
+from gossamer.real.pairs import Pairs
+from gossamer.real.wire import LinkDown, Wire, Work
 from gossamer.worker.effects import Addr
 
 _NOTE = struct.Struct("<BB2xII")
@@ -41,10 +40,10 @@ _KEPT_ROUNDS = 2
 class Notes:
     """Sends notes, and listens to each peer in a thread of its own."""
 
-    def __init__(self, group: Wire, board: Board) -> None:
+    def __init__(self, wire: Wire, board: Board) -> None:
         self.board = board
-        self.me: Addr = group.rank()
-        self.others = tuple(j for j in range(group.size()) if j != self.me)
+        self.me: Addr = wire.rank()
+        self.others = tuple(j for j in range(wire.size()) if j != self.me)
         self.ready_s: dict[tuple[int, int], dict[Addr, float]] = defaultdict(dict)
         """(Round, fragment) -> worker -> when its READY arrived, by this worker's monotonic clock."""
         self.ended: dict[Addr, tuple[int, int]] = {}
@@ -53,14 +52,14 @@ class Notes:
         """The signal that asked for the stop; 0 when the hooks did; None while nobody has."""
         self.stopped = False
         """This worker has stopped at the agreed boundary."""
-        self.members = Members(self.me, group.size())
+        self.members = Members(self.me, wire.size())
         """Who is alive; only where a worker goes on when another is gone. Then the last round is agreed on there, too."""
         self.pairs = Pairs(self.me, lambda j, tag, taken: self._send(j, _TAKEN if taken else _SKIP, tag))
         self._viewed: dict[Addr, list[tuple[Addr, int]]] = defaultdict(list)  # views that are coming in
         self._last: dict[Addr, int] = {}  # the p_i of the agreement
         self._at: dict[Addr, int] = {}  # rounds that the others have completed, where that is told
         self._passed = 0
-        self._group = group
+        self._wire = wire
         self._crew = Crew()
         self._sending = dict.fromkeys(self.others, 0)  # by receiver, as in Transport
         self._asked: SimpleQueue[int | None] = SimpleQueue()
@@ -221,7 +220,7 @@ class Notes:
     def hang_up(self, timeout_s: float = 2.0) -> None:
         """Closes all connections and lets the threads end (see Transport.hang_up)."""
         self._asked.put(None)
-        close_connections(self._group, self.others)
+        self._wire.close()
         self._crew.dismiss(timeout_s)
         join_all(self._threads, timeout_s)
 
@@ -229,14 +228,14 @@ class Notes:
 
     def _send(self, dst: Addr, kind: int, a: int = 0, b: int = 0, *, signal: int = 0) -> None:
         data = torch.frombuffer(bytearray(_NOTE.pack(kind, signal, a, b)), dtype=torch.uint8)
-        with suppress(RuntimeError):  # a closed connection: its listener has noticed
-            work = self._group.send([data], dst, 0)
+        with suppress(LinkDown):  # a closed connection: its listener has noticed
+            work = self._wire.send(data, dst, 0)
             with self.board.changed:
                 self._sending[dst] += 1
             self._crew.do(lambda: self._sent(work, data, dst))
 
-    def _sent(self, work: dist.Work, data: Tensor, dst: Addr) -> None:
-        with suppress(RuntimeError):
+    def _sent(self, work: Work, data: Tensor, dst: Addr) -> None:
+        with suppress(LinkDown):
             work.wait()
         with self.board.changed:
             self._sending[dst] -= 1
@@ -246,9 +245,9 @@ class Notes:
         buffer = torch.empty(_NOTE.size, dtype=torch.uint8)
         while True:
             try:
-                self._group.recv([buffer], src, 0).wait()
-            except RuntimeError as error:
-                self.board.gone(src, first_line(error))
+                self._wire.recv(buffer, src, 0).wait()
+            except LinkDown as error:
+                self.board.gone(src, str(error))
                 return
             at_s = time.monotonic()
             kind, signal, a, b = _NOTE.unpack(buffer.numpy().tobytes())

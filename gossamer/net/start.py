@@ -1,0 +1,82 @@
+"""Groups over gloo: who this process is, where the others are, and whom it tells that it only lost another one."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from pathlib import Path
+from typing import Literal
+
+from gossamer.core.errors import BadInput
+from gossamer.net.gloo import GlooWire, c10d
+from gossamer.real.group import Group
+from gossamer.real.wire import Store
+from gossamer.worker.effects import Addr
+
+STORE_ENV = "GOSSAMER_STORE"
+"""Path of the file over which the processes of one `launch` find each other."""
+
+_joined = 0  # groups made by this process: each has its own names in the store
+
+
+def over_gloo(store: Store, me: Addr, n: int, *, local: bool = False, start_timeout_s: float = 600.0, survives: bool = False) -> Group:
+    """Worker `me` of `n`, connected to all others by gloo.
+
+    Args:
+        store: a store of torch.distributed, by which the workers find each other.
+        local: all workers are on this machine: keep to the loopback interface.
+        start_timeout_s, survives: as of Group.
+
+    Raises:
+        RunFailed: some workers did not come; the message names them.
+    """
+
+    def connect(channel: Literal["data", "notes"]) -> GlooWire:
+        return GlooWire(c10d.PrefixStore(channel, store), me, n, local=local)
+
+    return Group(
+        store, me, n, connect, start_timeout_s=start_timeout_s, survives=survives, blame=lambda lost: _mark(me, lost),
+        remedy="start all of them, with one MASTER_ADDR and MASTER_PORT that each can reach",
+    )  # fmt: skip
+
+
+def marker_of(store: str | Path, worker: Addr) -> Path:
+    """Where a worker of `launch` that only lost another one writes which: it tells the cause of a failure from its consequences."""
+    return Path(f"{store}.lost-{worker}")
+
+
+def _mark(me: Addr, lost: Addr) -> None:
+    if STORE_ENV in os.environ:
+        marker_of(os.environ[STORE_ENV], me).write_text(str(lost))
+
+
+def init(*, start_timeout_s: float = 600.0, survives: bool = False) -> Group:
+    """Connects this process to the other workers of its run, one worker per process.
+
+    Where they are: of `launch` (a file, no ports), else of torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), else none: one worker.
+    The connections are gloo groups of our own, beside torch's default group, which is neither needed nor touched: packets are CPU bytes.
+
+    Raises:
+        BadInput: the environment is incomplete.
+        RunFailed: some workers did not come.
+    """
+    global _joined
+    _joined += 1
+    env = os.environ
+    if STORE_ENV not in env and "RANK" not in env:
+        return over_gloo(c10d.HashStore(), 0, 1, local=True)
+    try:
+        me, n = int(env["RANK"]), int(env["WORLD_SIZE"])
+    except (KeyError, ValueError) as error:
+        raise BadInput(f"RANK and WORLD_SIZE must both be set, to numbers ({error}): start with torchrun or --workers") from error
+    store: Store
+    if STORE_ENV in env:
+        store = c10d.FileStore(env[STORE_ENV], n)
+    else:
+        missing = [k for k in ("MASTER_ADDR", "MASTER_PORT") if k not in env]
+        if missing:
+            raise BadInput(f"{' and '.join(missing)} must be set beside RANK: start with torchrun or --workers")
+        store = next(iter(c10d.rendezvous("env://", timeout=timedelta(seconds=start_timeout_s))))[0]
+    local = env.get("LOCAL_WORLD_SIZE") == str(n) and "GLOO_SOCKET_IFNAME" not in env
+    name = f"gossamer/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}/{_joined}"
+    return over_gloo(c10d.PrefixStore(name, store), me, n, local=local, start_timeout_s=start_timeout_s, survives=survives)
