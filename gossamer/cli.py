@@ -24,6 +24,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+wan_app = typer.Typer(help="Sites on the internet.", no_args_is_help=True)
+ca_app = typer.Typer(help="The project's own certificate authority: which site is which.", no_args_is_help=True)
+wan_app.add_typer(ca_app, name="ca")
+app.add_typer(wan_app, name="wan")
+
 Configs = Annotated[
     list[Path] | None,
     typer.Argument(metavar="CONFIG", help="TOML files; a later one overrides an earlier one. None: built-in defaults.", show_default=False),
@@ -36,6 +41,8 @@ Out = Annotated[Path | None, typer.Option("--out", help="Folder of the run; made
 Resume = Annotated[
     Path | None, typer.Option("--resume", metavar="RUN", help="Go on with the last checkpoint of this run folder.", show_default=False)
 ]
+Ca = Annotated[Path, typer.Option("--ca", metavar="DIR", help="Folder of the CA.")]
+Site = Annotated[str, typer.Argument(metavar="SITE", help="Id of the site: a-z, 0-9 and -.", show_default=False)]
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders.", show_default=False)]
 
 
@@ -214,6 +221,69 @@ def demo(out: Out = None) -> None:
     from gossamer.app import commands
 
     commands.demo(out=out)
+
+
+@ca_app.command("init")
+def ca_init(
+    ca: Ca = Path("ca"),
+    name: Annotated[str, typer.Option("--name", help="Of the project; stands in the certificates.")] = "gossamer",
+    days: Annotated[int, typer.Option("--days", min=1, help="How long the CA is good.")] = 3650,
+) -> None:
+    """Make a CA, in a new folder."""
+    from gossamer.app import wan
+
+    wan.ca_init(ca, name=name, days=days)
+
+
+@ca_app.command("issue")
+def ca_issue(
+    site: Site,
+    ca: Ca = Path("ca"),
+    hosts: Annotated[
+        list[str] | None,
+        typer.Option("--host", metavar="HOST", help="IP address or name the site is dialled at. May be repeated.", show_default=False),
+    ] = None,
+    days: Annotated[int, typer.Option("--days", min=1, help="How long the certificate is good.")] = 365,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="DIR", help="Folder to make for the site. Left out: sites/SITE in the CA.", show_default=False),
+    ] = None,
+) -> None:
+    """Make a key and a certificate for a site, in a folder to bring there."""
+    from gossamer.app import wan
+
+    wan.ca_issue(ca, site, hosts or [], days=days, out=out)
+
+
+@ca_app.command("revoke")
+def ca_revoke(
+    site: Site,
+    ca: Ca = Path("ca"),
+    serial: Annotated[
+        str | None,
+        typer.Option("--serial", metavar="HEX", help="One certificate. Left out: all of the site.", show_default=False),
+    ] = None,
+) -> None:
+    """Declare certificates of a site invalid: writes the signed list that the sites read."""
+    from gossamer.app import wan
+
+    wan.ca_revoke(ca, site, serial=serial)
+
+
+@ca_app.command("list")
+def ca_list(ca: Ca = Path("ca")) -> None:
+    """Show every certificate and what became of it."""
+    from gossamer.app import wan
+
+    wan.ca_list(ca)
+
+
+@wan_app.command("secret")
+def wan_secret(file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write.", show_default=False)]) -> None:
+    """Make the secret of a run: who has it is invited."""
+    from gossamer.app import wan
+
+    wan.secret(file)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -30,16 +30,25 @@ from gossamer.worker.state import State
 SAY = Tag.SAY
 
 
-def in_threads(n: int, job: Callable[[Group], Any], *, close: bool = True, timeout_s: float = 60.0, survives: bool = False) -> list[Any]:
+def in_threads(
+    n: int,
+    job: Callable[[Group], Any],
+    *,
+    close: bool = True,
+    timeout_s: float = 60.0,
+    survives: bool = False,
+    group_of: Callable[[Addr], Group] | None = None,
+) -> list[Any]:
     """What `job` returns for each worker. The first error that is not the loss of another worker is raised again, with
-    the worker's number."""
+    the worker's number. Over gloo, or what `group_of` makes for each."""
     store = dist.HashStore()
+    made = group_of or (lambda i: over_gloo(store, i, n, local=True, start_timeout_s=30, survives=survives))
     results: list[Any] = [None] * n
     errors: list[tuple[int, BaseException]] = []
 
     def work(i: Addr) -> None:
         try:
-            group = over_gloo(store, i, n, local=True, start_timeout_s=30, survives=survives)
+            group = made(i)
             try:
                 results[i] = job(group)
                 if close:

@@ -132,6 +132,10 @@ def check_command(arguments: list[str]) -> dict[str, Any]:
         return {}
     command = group.get_command(None, arguments[0])  # type: ignore[attr-defined]
     assert command is not None, f"gossamer has no command {arguments[0]!r}"
+    while hasattr(command, "get_command") and len(arguments) > 1:  # a group, such as wan
+        arguments = arguments[1:]
+        command = command.get_command(None, arguments[0])
+        assert command is not None, f"gossamer has no command {arguments[0]!r} there"
     if len(arguments) == 1:
         return {}
     return command.make_context(arguments[0], list(arguments[1:]), color=False).params
@@ -244,7 +248,15 @@ def exists(dotted: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["simulat"], ["train", "--worker-count", "2"], ["trace", "runs/a"], ["compare", "configs/demo.toml", "--nout", "x"]]
+    "arguments",
+    [
+        ["simulat"],
+        ["train", "--worker-count", "2"],
+        ["trace", "runs/a"],
+        ["compare", "configs/demo.toml", "--nout", "x"],
+        ["wan", "ca", "isue", "lyon"],
+        ["wan", "ca", "issue", "lyon", "--hots", "x"],
+    ],
 )
 def test_a_wrong_command_is_noticed(arguments: list[str]) -> None:
     with pytest.raises((AssertionError, USAGE_ERROR)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -62,7 +63,11 @@ class Saver(Hooks):
         return Stop() if round >= self.ask_at else Go()
 
 
-def trained(method: Method, ask_at: int = 1 << 30, resume: list[Any] | None = None) -> list[tuple[State, Account, Any]]:
+def trained(
+    method: Method, ask_at: int = 1 << 30, resume: list[Any] | None = None, within: Callable[..., list[Any]] = in_threads
+) -> list[tuple[State, Account, Any]]:
+    """Final state, account and what a checkpoint would hold of each worker; `within` brings N of them together."""
+
     def job(group: Group) -> tuple[State, Account, Any]:
         layout = toy_layout()
         group.all_equal({"parameter layout": layout_hash(layout)})
@@ -76,7 +81,7 @@ def trained(method: Method, ask_at: int = 1 << 30, resume: list[Any] | None = No
         final, account = run(peer(seat, state), body, hooks, group, rounds0=state.round)
         return final, account, hooks.saved
 
-    return in_threads(N, job)
+    return within(N, job)
 
 
 def same(states: list[State], want: list[State]) -> bool:

@@ -1,0 +1,71 @@
+"""How long a site counts as there without a sign of life, by the monotonic clock of the one process that keeps the leases.
+
+Whatever happens to the wall clock of any host does not matter. When the keeper itself was stopped (suspended, starved, a full disk), it has
+heard nobody and so knows of no death: leases are then longer by that gap. After a restart all leases begin anew.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+FLAPS = 5
+"""A site may join so often ..."""
+FLAP_LEASES = 3.0
+"""... within so many leases; then it waits. Each join is an epoch for everybody."""
+
+
+class Leases:
+    """The leases of the sites of one run.
+
+    Args:
+        lease_s: their length.
+        grace_s: what is left of one when the standing stream of its site breaks.
+    """
+
+    def __init__(self, lease_s: float, grace_s: float, now_s: float) -> None:
+        self.lease_s, self.grace_s = lease_s, grace_s
+        self._due_s: dict[str, float] = {}
+        self._joined_s: dict[str, deque[float]] = {}
+        self._ticked_s = now_s
+
+    def renew(self, site: str, now_s: float) -> None:
+        """The site is alive."""
+        self._due_s[site] = now_s + self.lease_s
+
+    def doubt(self, site: str, now_s: float) -> None:
+        """Its standing stream broke: it has the grace left to show that it lives."""
+        if site in self._due_s:
+            self._due_s[site] = min(self._due_s[site], now_s + self.grace_s)
+
+    def drop(self, site: str) -> None:
+        """The site has left."""
+        self._due_s.pop(site, None)
+
+    def left_s(self, site: str, now_s: float) -> float | None:
+        """Seconds left; None: it has no lease."""
+        return None if site not in self._due_s else max(0.0, self._due_s[site] - now_s)
+
+    def tick(self, now_s: float) -> list[str]:
+        """Whose lease is over. To be called several times a lease; a longer gap between two calls is made up for."""
+        gap_s, self._ticked_s = now_s - self._ticked_s, now_s
+        if gap_s > self.lease_s / 2:
+            for site in self._due_s:
+                self._due_s[site] += gap_s
+        over = [site for site, due_s in self._due_s.items() if due_s <= now_s]
+        for site in over:
+            del self._due_s[site]
+        return over
+
+    def retry_s(self, site: str, now_s: float) -> float:
+        """Seconds that a site has to wait before it may join (again); 0: it may, and this counts as a join."""
+        window_s, times = FLAP_LEASES * self.lease_s, self._joined_s.setdefault(site, deque(maxlen=FLAPS))
+        if len(times) == FLAPS and now_s - times[0] < window_s:
+            return times[0] + window_s - now_s
+        times.append(now_s)
+        return 0.0
+
+    def keep(self, sites: Iterable[str], now_s: float) -> None:
+        """Begins with these sites, each with a whole lease."""
+        for site in sites:
+            self.renew(site, now_s)

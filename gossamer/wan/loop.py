@@ -1,0 +1,44 @@
+"""The one thread of a process that talks to the network: gRPC's asynchronous side wants one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+_lock = threading.Lock()
+_loop: asyncio.AbstractEventLoop | None = None
+
+
+def io_loop() -> asyncio.AbstractEventLoop:
+    """The event loop, which runs in a thread of its own from the first call to the end of the process."""
+    global _loop
+    with _lock:
+        if _loop is None:
+            _loop = asyncio.new_event_loop()
+            thread = threading.Thread(target=_loop.run_forever, name="gossamer-wan", daemon=True)
+            thread.start()
+            atexit.register(_stop, _loop, thread)
+        return _loop
+
+
+def _stop(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(2.0)
+
+
+def in_loop(job: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
+    """What `job` returns, run in the event loop; for other threads.
+
+    Raises:
+        TimeoutError: it took longer, and was cancelled.
+    """
+    future = asyncio.run_coroutine_threadsafe(job, io_loop())
+    try:
+        return future.result(timeout_s)
+    except TimeoutError:
+        future.cancel()
+        raise

@@ -1,0 +1,224 @@
+"""Runs, sites and clocks for the tests of the coordinator."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from gossamer.wan.calls import plain
+from gossamer.wan.client import CoordinatorClient, Event
+from gossamer.wan.coordinator import Coordinator
+from gossamer.wan.ledgerdb import LedgerDB
+from gossamer.wan.records import (
+    PROTOCOL,
+    Admission,
+    Beat,
+    Caller,
+    Card,
+    Commit,
+    Have,
+    Join,
+    Promise,
+    Propose,
+    Report,
+    Share,
+    Spec,
+    Synced,
+    Verdict,
+)
+
+X0 = Have(round=0, digest="00")
+
+
+def spec(run: str = "demo", **changes: Any) -> Spec:
+    fields: dict[str, Any] = {
+        "run": run,
+        "configuration": "c0ffee",
+        "layout": "1a",
+        "versions": {"gossamer": "0.1.0", "torch": "2.13"},
+        "seats": 3,
+        "synchronous": True,
+        "min_sites": 2,
+        "floor_s": 30.0,
+    }
+    return Spec(**{**fields, **changes})
+
+
+def caller(site: str, boot: int = 0, run: str = "demo") -> Caller:
+    return Caller(run=run, site=site, boot=f"{boot:032x}")
+
+
+class Clock:
+    """Monotonic seconds that pass when told to."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Desk:
+    """A coordinator without a network, on a clock of its own."""
+
+    def __init__(self, path: Path, clock: Clock | None = None) -> None:
+        self.path, self.clock = path, clock or Clock()
+        self.open()
+
+    def open(self) -> None:
+        self.db = LedgerDB(self.path)
+        self.db._db.execute("PRAGMA synchronous = OFF")  # no machine crashes in a test
+        self.coordinator = Coordinator(self.db, self.clock)
+
+    def restart(self) -> None:
+        self.db.close()
+        self.clock.now_s = 5.0  # another process may have any clock
+        self.open()
+
+    def close(self) -> None:
+        self.db.close()
+
+    def join(
+        self, site: str, boot: int = 0, have: Have | None = X0, bootstrap: bool = False, address: str | None = None, of: Spec | None = None
+    ) -> Admission:
+        of = of or spec()
+        who = caller(site, boot, of.run)
+        return self.coordinator.join(
+            Join(protocol=PROTOCOL, spec=of, caller=who, card=Card(address=address), have=have, bootstrap=bootstrap)
+        )
+
+    def found(self, *sites: str, of: Spec | None = None) -> None:
+        for site in sites or ("a", "b", "c"):
+            self.join(site, of=of)
+
+    def propose(self, site: str, round: int, took: dict[int, int], boot: int = 0, gone: tuple[int, ...] = (), fragment: int = 0) -> Verdict:
+        shares = tuple(Share(seat=s, weight=w) for s, w in took.items())
+        return self.coordinator.propose(Propose(caller=caller(site, boot), round=round, fragment=fragment, took=shares, gone=gone))
+
+    def commit(self, round: int, *sites: str) -> Commit:
+        """A round that everybody is in."""
+        verdicts = [self.propose(site, round, {s: 10 + s for s in sorted(self.synced())}) for site in sites]
+        assert verdicts[-1].commit is not None, verdicts[-1].why
+        return verdicts[-1].commit
+
+    def heal(self, site: str, round: int, donor: str | None, boot: int = 0) -> None:
+        self.coordinator.synced(Synced(caller=caller(site, boot), have=Have(round=round, digest="0d"), donor=donor))
+
+    def beat(self, site: str, boot: int = 0, round: int = 0, promise: Promise | None = None) -> Any:
+        return self.coordinator.beat(Beat(caller=caller(site, boot), report=Report(round=round), promise=promise))
+
+    def wait(self, seconds: float, *alive: str, step_s: float = 1.0) -> None:
+        """Time passes, and of those alive there are signs."""
+        until_s = self.clock.now_s + seconds
+        while self.clock.now_s < until_s:
+            self.clock.now_s = min(until_s, self.clock.now_s + step_s)
+            for site in alive:
+                self.beat(site)
+            self.coordinator.tick()
+
+    def state(self, run: str = "demo") -> Any:
+        return self.coordinator.runs[run].state
+
+    def synced(self, run: str = "demo") -> set[int]:
+        return set(self.state(run).synced)
+
+    def standing(self, site: str) -> str:
+        return str(self.state().find(site).standing)
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+_NURSERY = """
+import os, signal, sys
+from pathlib import Path
+from gossamer.wan.service import CoordinatorServer
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+print("here", flush=True)
+for line in sys.stdin:
+    if os.fork() == 0:
+        state, port = line.rstrip().rsplit(" ", 1)
+        with CoordinatorServer(Path(state), f"127.0.0.1:{port}") as server:
+            print(os.getpid(), flush=True)
+            server.wait()
+"""
+
+
+class Nursery:
+    """Starts coordinators in processes of their own, without the seconds that Python takes to import everything."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-c", _NURSERY]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1, cwd=Path(__file__).parent.parent
+        )
+        assert self._line() == "here"
+
+    def start(self, state: Path, port: int) -> int:
+        """A coordinator that listens; its process id."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{state} {port}\n")
+        return int(self._line())
+
+    def close(self) -> None:
+        self._process.communicate()
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+
+class Process:
+    """A coordinator that can be killed and started again on the same port and file."""
+
+    def __init__(self, nursery: Nursery, state: Path) -> None:
+        self.state, self.port = state, free_port()
+        self._nursery = nursery
+        self.start()
+
+    def start(self) -> None:
+        self.pid = self._nursery.start(self.state, self.port)
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        eventually(self._is_gone, "a killed process ends")
+
+    def _is_gone(self) -> bool:
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return True
+        return False
+
+    def client(
+        self, site: str, of: Spec | None = None, have: Have | None = X0, events: list[Event] | None = None, join: bool = True
+    ) -> CoordinatorClient:
+        heard = events if events is not None else []
+        made = CoordinatorClient(plain(f"127.0.0.1:{self.port}"), of or quick(), site, Card(address=None), have=have, on_event=heard.append)
+        if join:
+            made.join(10.0)
+        return made
+
+
+def quick(run: str = "demo", **changes: Any) -> Spec:
+    """With short time-outs: a lease of one second and a half."""
+    return spec(run, **{"floor_s": 4.5, **changes})
+
+
+def eventually(true: Callable[[], bool], what: str, timeout_s: float = 10.0) -> None:
+    until_s = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < until_s, what
+        time.sleep(0.01)

@@ -1,0 +1,104 @@
+"""What the coordinator's service lets in: garbage, strangers, crowds and plain text are refused, and do no harm."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import hypothesis.strategies as st
+import pytest
+from coordinator_toys import X0, caller, eventually, quick
+from hypothesis import HealthCheck, given, settings
+
+from gossamer.core.errors import BadInput
+from gossamer.wan.calls import plain
+from gossamer.wan.client import CoordinatorClient
+from gossamer.wan.messages import MAX_MESSAGE_BYTES, Refusal, Refused, pack
+from gossamer.wan.records import Card, Get, Set
+from gossamer.wan.service import SERVICE, CoordinatorServer
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorServer]:
+    with CoordinatorServer(tmp_path_factory.mktemp("wan") / "runs.db", "127.0.0.1:0", threads=8) as made:
+        yield made
+
+
+METHODS = ("Join", "Beat", "Leave", "Synced", "Propose", "HandIn", "Set", "Get", "Publish", "Plan", "Status")
+
+
+def said(server: CoordinatorServer, method: str, data: bytes) -> Refusal | bytes:
+    with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        try:
+            return channel.unary_unary(f"/{SERVICE}/{method}")(data, timeout=10.0)  # type: ignore[no-any-return]
+        except grpc.RpcError as error:
+            return Refusal.model_validate_json(error.details())
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(method=st.sampled_from(METHODS), data=st.binary(max_size=200) | st.text(max_size=50).map(lambda t: f'{{"caller": "{t}"}}'.encode()))
+def test_garbage_is_refused_and_does_no_harm(server: CoordinatorServer, method: str, data: bytes) -> None:
+    reply = said(server, method, data)
+    assert isinstance(reply, Refusal) and reply.code == "garbage"
+    assert server.coordinator.runs == {}
+
+
+def test_garbage_on_the_stream_and_too_much_of_it(server: CoordinatorServer) -> None:
+    with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        for data in (b"x", pack(caller("a"))):
+            with pytest.raises(grpc.RpcError):
+                next(channel.unary_stream(f"/{SERVICE}/Watch")(data, timeout=10.0))
+        with pytest.raises(grpc.RpcError) as error:
+            channel.unary_unary(f"/{SERVICE}/Set")(b" " * (MAX_MESSAGE_BYTES + 1), timeout=10.0)
+        assert error.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        with pytest.raises(grpc.RpcError) as error:
+            channel.unary_unary(f"/{SERVICE}/Exec")(b"", timeout=10.0)
+        assert error.value.code() == grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_a_refusal_is_logged_once(server: CoordinatorServer, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "gossamer.wan.service"):
+        for _ in range(5):
+            reply = said(server, "Set", pack(Set(caller=caller("nobody"), key="k", value="v")))
+            assert isinstance(reply, Refusal) and reply.code == "unknown"
+    assert len([r for r in caplog.records if "nobody" in r.message]) == 1
+
+
+def test_calls_that_wait_leave_room_for_those_that_do_not(server: CoordinatorServer) -> None:
+    clients = [CoordinatorClient(plain(f"127.0.0.1:{server.port}"), quick("crowd", seats=1, min_sites=1), "a", Card(address=None), have=X0)]
+    a = clients[0]
+    a.join(5.0)
+    channel = grpc.insecure_channel(f"127.0.0.1:{server.port}")
+    waiting = pack(Get(caller=a.caller, keys=("never",), wait_s=20.0))
+    calls = [channel.unary_unary(f"/{SERVICE}/Get").future(waiting, timeout=20.0) for _ in range(20)]
+    eventually(lambda: sum(c.done() for c in calls) >= 14, "most are refused")
+    began_s = time.monotonic()
+    a.set("k", "v", 5.0)
+    assert time.monotonic() - began_s < 2.0 and a.failure is None
+    for call in calls:
+        call.cancel()
+    channel.close()
+    a.leave()
+
+
+def test_a_site_speaks_for_itself_only(tmp_path: Path) -> None:
+    with CoordinatorServer(tmp_path / "runs.db", "127.0.0.1:0", identify=lambda context: "oslo") as server:
+        of = quick(seats=1, min_sites=1)
+        lyon, oslo = (CoordinatorClient(plain(f"127.0.0.1:{server.port}"), of, s, Card(address=None), have=X0) for s in ("lyon", "oslo"))
+        with pytest.raises(Refused, match="certificate of site oslo"):
+            lyon.join(5.0)
+        oslo.join(5.0)
+        lyon.close(), oslo.leave()
+
+
+def test_off_the_machine_there_is_no_plain_text(tmp_path: Path) -> None:
+    for address in ("0.0.0.0:0", "[::]:0", ":0"):
+        with pytest.raises(BadInput, match="no certificates"):
+            CoordinatorServer(tmp_path / "runs.db", address)
+    with CoordinatorServer(tmp_path / "runs.db", "127.0.0.1:0") as server, pytest.raises(BadInput, match="in use"):
+        CoordinatorServer(tmp_path / "runs.db", f"127.0.0.1:{server.port}")
+    with CoordinatorServer(tmp_path / "a.db", "127.0.0.1:0") as server, pytest.raises(BadInput, match="cannot be bound"):
+        CoordinatorServer(tmp_path / "b.db", f"127.0.0.1:{server.port}")
