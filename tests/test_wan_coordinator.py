@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,12 +13,13 @@ from typing import Any
 
 import pytest
 from coordinator_toys import Nursery, Process, eventually, quick
+from wan_toys import Line
 
 from gossamer.core.errors import RunFailed
 from gossamer.wan.calls import Away, ask_status, plain
 from gossamer.wan.client import CoordinatorClient, Event
 from gossamer.wan.messages import Refused
-from gossamer.wan.records import Have, Plan, Propose, Report, Share
+from gossamer.wan.records import Card, Have, Plan, Propose, Report, Share
 from gossamer.wan.rounds import Rounds
 from gossamer.wan.store import RunStore
 
@@ -153,25 +156,49 @@ def test_a_dead_process_is_out_before_its_lease_is_over(process: Process, client
     assert time.monotonic() - began_s < a.timeouts.lease - 1.0
 
 
-def test_a_site_that_was_frozen_joins_again_and_heals(process: Process, clients: list[CoordinatorClient]) -> None:
+def test_a_site_whose_line_was_dark_joins_again_and_heals(process: Process, clients: list[CoordinatorClient]) -> None:
     events: list[Event] = []
-    of = quick(seats=3, founders=2)
+    of, line = quick(seats=3, founders=2), Line(process.port)
     a, b = process.client("a", of), process.client("b", of)
-    clients += [a, b]
-    c = process.client("c", of, have=None, events=events)
-    clients.append(c)
-    c.wait_for(lambda r: r.members[2].standing == "healing", 10.0)
+    c = CoordinatorClient(plain(line.address), of, "c", Card(address=None), have=None, on_event=events.append)
+    clients += [a, b, c]
+    c.join(10.0)
     c.synced(Have(round=0, digest="00"), "a", 5.0)
-    once, c._calls.once = c._calls.once, lambda *args: (_ for _ in ()).throw(Away("frozen"))  # type: ignore[method-assign]
-    c._watching.cancel()
-    stream, c._calls.stream = c._calls.stream, lambda *args: (_ for _ in ()).throw(Away("frozen"))  # type: ignore[method-assign]
+    line.dark.set()
+    eventually(lambda: c.away_s is not None, "it notices, though nothing is closed")
     a.wait_for(lambda r: r.members[2].standing == "out", 10.0)
-    c._calls.once, c._calls.stream = once, stream  # type: ignore[method-assign]
+    line.dark.clear()
     a.wait_for(lambda r: r.members[2].standing == "healing", 10.0)
     eventually(lambda: [e.kind for e in events if e.kind in ("expired", "rejoined")] == ["expired", "rejoined"], str(events))
     with pytest.raises(Refused) as refused:
         c.propose(0, (Share(seat=2, weight=1),), timeout_s=1.0)
     assert refused.value.code == "not_in_sync"
+    line.close()
+
+
+def test_a_coordinator_that_was_stopped_puts_nobody_out(process: Process, clients: list[CoordinatorClient]) -> None:
+    a, b = pair(process, clients)
+    epoch = a.roster.epoch
+    os.kill(process.pid, signal.SIGSTOP)
+    eventually(lambda: a.away_s is not None and a.away_s > 2 * a.timeouts.lease, "stopped for more than a lease")
+    os.kill(process.pid, signal.SIGCONT)
+    eventually(lambda: a.away_s is None and b.away_s is None, "back")
+    time.sleep(a.timeouts.grace)
+    assert a.propose(0, ALL, timeout_s=5.0).commit is not None and b.roster.epoch == epoch
+
+
+def test_news_that_were_overtaken_are_let_go(process: Process, clients: list[CoordinatorClient]) -> None:
+    a, b = pair(process, clients, synchronous=False, without="go_on")
+    old = a.news
+    b.leave()
+    a.wait_for(lambda r: r.pending is not None, 10.0)
+    asked = a.roster
+    a.promise(asked.pending or 0, 4)
+    a.wait_for(lambda r: r.turn is not None and r.turn.since == 4, 10.0)
+    turn = a.roster.turn
+    for stale in (old, old.model_copy(update={"roster": asked})):
+        a._heard(stale)
+        assert a.roster.turn == turn and a.roster.pending is None, "even where the epoch is the same"
 
 
 def test_of_two_processes_of_a_site_the_later_stays(process: Process, clients: list[CoordinatorClient]) -> None:

@@ -12,13 +12,16 @@ import hypothesis.strategies as st
 import pytest
 from coordinator_toys import X0, caller, eventually, quick
 from hypothesis import HealthCheck, given, settings
+from trust_toys import TERMS, Listed, dial, identity, sites
 
-from gossamer.core.errors import BadInput
+from gossamer.core.errors import BadInput, RunFailed
 from gossamer.wan.calls import plain
 from gossamer.wan.client import CoordinatorClient
+from gossamer.wan.guard import Guard, caller_of
 from gossamer.wan.messages import MAX_MESSAGE_BYTES, Refusal, Refused, pack
-from gossamer.wan.records import Card, Get, Set
+from gossamer.wan.records import Card, Get, Set, Share
 from gossamer.wan.service import SERVICE, CoordinatorServer
+from gossamer.wan.trust import Party, Terms
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +95,38 @@ def test_a_site_speaks_for_itself_only(tmp_path: Path) -> None:
             lyon.join(5.0)
         oslo.join(5.0)
         lyon.close(), oslo.leave()
+
+
+def test_with_certificates_and_sessions(tmp_path: Path) -> None:
+    made = sites(tmp_path)
+    me = identity(made, "a")
+
+    def open_(bind: str) -> CoordinatorServer:
+        guard = Guard("a", {"run-1": Party(TERMS, Listed("b", "c"))}.get, me)
+        name = lambda context: caller_of(context).site  # noqa: E731
+        return CoordinatorServer(tmp_path / "runs.db", bind, interceptors=[guard], listen=guard.listen, identify=name)
+
+    of = quick("run-1", seats=2)
+    server = open_("127.0.0.1:0")
+    address = f"127.0.0.1:{server.port}"
+    foreign = Terms("run-1", b"x" * 32, TERMS.configuration, TERMS.layout)
+    stranger = CoordinatorClient(dial(address, identity(made, "b"), terms=foreign).channel, of, "b", Card(address=None), have=X0)
+    with pytest.raises(RunFailed, match="secret"):
+        stranger.join(5.0)
+    b, c = (CoordinatorClient(dial(address, identity(made, s)).channel, of, s, Card(address=None), have=X0) for s in ("b", "c"))
+    b.join(10.0), c.join(10.0)
+    assert b.wait_for(lambda r: r.synced == (0, 1), 10.0)
+    posing = CoordinatorClient(dial(address, identity(made, "c")).channel, of, "b", Card(address=None), have=X0)
+    with pytest.raises(Refused, match="for site b with the certificate of site c"):
+        posing.join(5.0)
+    server.close()
+    eventually(lambda: b.away_s is not None and c.away_s is not None, "away")
+    with open_(address) as server:
+        eventually(lambda: b.away_s is None and c.away_s is None, "a new session, by themselves")
+        both = tuple(Share(seat=s, weight=1) for s in (0, 1))
+        assert b.propose(0, both, timeout_s=5.0).commit is not None and b.failure is None
+        for client in (b, c, posing, stranger):
+            client.close()
 
 
 def test_off_the_machine_there_is_no_plain_text(tmp_path: Path) -> None:

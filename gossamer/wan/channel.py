@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import grpc
@@ -72,11 +73,13 @@ class Dialled:
         self._call = channel.stream_stream(f"/{SERVICE}/{method}")(wait_for_ready=False)
 
     async def read(self) -> bytes | None:
-        data = await self._call.read()
+        with _cancelled():
+            data = await self._call.read()
         return data if isinstance(data, bytes) else None
 
     async def write(self, data: bytes) -> None:
-        await self._call.write(data)
+        with _cancelled():
+            await self._call.write(data)
 
     def cancel(self) -> None:
         self._call.cancel()
@@ -87,12 +90,23 @@ class Dialled:
         await self._channel.close()
 
 
+@contextmanager
+def _cancelled() -> Iterator[None]:
+    """gRPC raises CancelledError where the stream was cancelled; here that means that the task was."""
+    try:
+        yield
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise ConnectionError("the stream was cancelled") from None
+
+
 class Accepted:
     """The side that was dialled."""
 
     def __init__(self, context: Any) -> None:
         self._context = context
-        self._over = False
 
     async def read(self) -> bytes | None:
         data = await self._context.read()

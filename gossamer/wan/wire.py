@@ -197,22 +197,24 @@ class Links:
                 since_s = time.monotonic()
                 await session.over
                 if time.monotonic() - since_s > _MOST_BACKOFF_S:
-                    backoff_s = _BACKOFF_S
+                    backoff_s = 0.0
             except grpc.RpcError as error:
                 link.trouble = words(error)
                 if error.code() in _FOR_GOOD and not getattr(error, "passing", False):
                     link.die(error.details() or link.trouble)
             except TimeoutError:
                 link.trouble = "no answer"
-            except FrameError as error:
+            except (FrameError, ConnectionError) as error:
                 link.trouble = str(error)
+            except Exception as error:  # of gRPC, which has several for a stream that has ended: dial again
+                link.trouble = f"{type(error).__name__}: {error}"[:200]
             finally:
                 for channel in channels:
                     with suppress(Exception):
                         await channel.close()
             if link.over is None:
                 await asyncio.sleep(backoff_s)
-                backoff_s = min(2 * backoff_s, _MOST_BACKOFF_S)
+                backoff_s = min(max(2 * backoff_s, _BACKOFF_S), _MOST_BACKOFF_S)
 
     async def _greet(self, link: Link, channels: list[Dialled]) -> Session:
         """A session with a peer that listens."""
