@@ -290,7 +290,7 @@ class CoordinatorClient:
                 self._refused(error, seen)
             except RunFailed as error:
                 self._give_up(error)
-            if self.failure is not None:
+            if self.failure is not None or self._over.is_set():
                 return
             self._hurry.wait(pause_s)
             self._hurry.clear()
@@ -332,7 +332,7 @@ class CoordinatorClient:
     def _rejoin(self, seen: int) -> None:
         """Joins again, unless that has happened since `seen` admissions."""
         with self._rejoining:
-            if seen != self._admissions:
+            if seen != self._admissions or self._over.is_set():
                 return
             self._tell("expired", f"site {self.caller.site} is out of run {self.spec.run}: it joins again")
             self._admitted(self._calls.once("Join", self._join_request(), Admission, self.timeouts.call))
@@ -382,6 +382,8 @@ class CoordinatorClient:
         self._tell("refused", str(error))
 
     def _check(self) -> None:
+        if self._over.is_set():
+            raise RunFailed(f"site {self.caller.site} has left run {self.spec.run}")
         if self.failure is not None:
             raise RunFailed(f"site {self.caller.site} is out of run {self.spec.run}: {self.failure}") from self.failure
 

@@ -192,13 +192,13 @@ class CoordinatorServer:
         if who is not None and site is not None and site != who.site:
             raise Refused("identity", f"a call for site {who.site} with the certificate of site {site}")
 
-    def _refuse(self, error: Refused, request: Any, context: Any) -> Exception:
+    def _refuse(self, error: Refused, request: Any, context: Any, say: bool = True) -> Exception:
         """Ends a call by raising; it returns nothing."""
         who = request if isinstance(request, Caller) else getattr(request, "caller", None)
         name = who.site if who is not None else context.peer().rpartition(":")[0]
         key = (name, error.code)
         with self._changed:
-            new = key not in self._logged and len(self._logged) < MAX_LOGGED
+            new = say and key not in self._logged and len(self._logged) < MAX_LOGGED
             self._logged |= {key} if new else set()
         if new:
             log.warning("refused peer=%s code=%s %s", name, error.code, error)
@@ -245,7 +245,7 @@ class CoordinatorServer:
                 seen = news[0]
                 yield pack(news[1])
         except Refused as error:
-            self._refuse(error, who, context)
+            raise self._refuse(error, who, context, say=error.code != "expired") from None  # a site that leaves is no news
 
     def _next_news(self, who: Caller, seen: int, every_s: float, context: Any) -> tuple[int, News] | None:
         """When there are any, or a beat has passed; None at the end of the stream."""
