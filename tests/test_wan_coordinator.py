@@ -116,7 +116,7 @@ def test_kills_at_any_moment_give_nobody_another_answer(process: Process, client
     over, deaths = threading.Event(), []
 
     def kill() -> None:
-        while not over.wait(0.15):
+        while not over.wait(0.6):
             process.kill()
             deaths.append(process.pid)
             process.start()
@@ -124,7 +124,9 @@ def test_kills_at_any_moment_give_nobody_another_answer(process: Process, client
     with ThreadPoolExecutor(1) as killer:
         kills = killer.submit(kill)
         try:
-            for t in range(40):
+            t = -1
+            while len(deaths) < 4:
+                t += 1
                 jobs = []
                 for who, c in enumerate((a, b)):
                     took = tuple(Share(seat=seat, weight=10 * t + who) for seat in (0, 1))
@@ -134,7 +136,7 @@ def test_kills_at_any_moment_give_nobody_another_answer(process: Process, client
         finally:
             over.set()
             kills.result()
-    assert a.failure is None and b.failure is None and len(deaths) > 2
+    assert a.failure is None and b.failure is None
 
 
 def test_two_runs_side_by_side(process: Process, clients: list[CoordinatorClient]) -> None:

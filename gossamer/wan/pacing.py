@@ -2,8 +2,8 @@
 
 Each data channel measures the rate at which its chunks are acknowledged, takes the highest of the last seconds, and keeps at most
 2 * rate * round trip in flight, and two chunks. A channel that TCP has throttled after a loss measures less and takes less, so its
-share goes to the others. The channels of a pair together keep at most 1.5 * rate * round trip in flight, and two chunks each: what
-waits in the network's queue, where control frames wait too, stays a fraction of that. And they draw on one token bucket, filled at a
+share goes to the others. The channels of a pair together keep at most 2 * rate * round trip in flight, and two chunks each: what
+waits in the network's queue, where control frames wait too, stays about one such product. And they draw on one token bucket, filled at a
 little more than their rate.
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
-CHANNEL_GAIN, PAIR_GAIN = 2.0, 1.5
+CHANNEL_GAIN, PAIR_GAIN = 2.0, 2.0
 _BURST_GAIN = 1.25
 _KEPT_S = 3.0
 _LEAST_BYTES, _MOST_BYTES = 1 << 18, 1 << 24
