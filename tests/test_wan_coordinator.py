@@ -330,7 +330,7 @@ def test_sites_elect_one_and_hand_in_what_was_decided(process: Process, clients:
     assert len({v.commit for v in fleet.commit(4, 1, 2)}) == 1
     for t, commit in enumerate([*decided, later[0].commit], start=1):
         assert clients[2].propose(t, (Share(seat=2, weight=1),), timeout_s=5.0).commit == commit
-    assert clients[1].roster.synced == (1, 2)
+    clients[1].wait_for(lambda r: r.synced == (1, 2), 10.0)
 
 
 def test_less_than_a_majority_decides_nothing(process: Process, clients: list[CoordinatorClient]) -> None:
