@@ -173,6 +173,13 @@ def test_a_simulated_worker_comes_back(text: Path, tmp_path: Path) -> None:
     assert sorted(checkpoint.read_manifest(folder / "checkpoints", 12).parts) == [0, 1, 2, 3]
 
 
+def test_who_would_come_back_after_the_last_round_stays_dead(text: Path, tmp_path: Path) -> None:
+    """Its sponsor's model, handed over at the last boundary, would count twice in the mean."""
+    folder = simulate(resolve(load([], sets_of(text, clock__back="[[2, 11]]"))), tmp_path / "late", quiet=True).path
+    summary, _ = told(folder)
+    assert summary["dead"] == [2] and summary["params_sha256"][2] is None and summary["rounds"] == ROUNDS
+
+
 def test_a_synchronous_run_ends_with_the_death_of_a_worker(text: Path, tmp_path: Path) -> None:
     with pytest.raises(RunFailed, match="worker 2 died after round 5"):
         simulate(resolve(load([], sets_of(text, method__name="diloco"))), tmp_path / "run", quiet=True)
@@ -184,6 +191,8 @@ def test_a_synchronous_run_ends_with_the_death_of_a_worker(text: Path, tmp_path:
     ("more", "words"),
     [
         ({"method__name": "diloco", "run__on_death": "continue"}, "cannot go on without a worker"),
+        ({"clock__kill": [[i, 2] for i in range(4)], "clock__back": [[0, 4]]}, "no worker alive at round 2"),
+        ({"clock__kill": [[0, 2], [1, 3], [2, 4], [3, 4]], "clock__back": [[0, 5]]}, "no worker alive at round 4"),
         ({"method__topology": '"one_peer_exp"', "run__on_death": "continue"}, "cannot go on without a worker"),
         ({"clock__kill": "[[4, 5]]"}, "worker from 0 to 3"),
         ({"clock__kill": "[[2, 12]]"}, "a round from 1 to 11"),

@@ -196,6 +196,7 @@ def test_rounds_to() -> None:
         (lambda: rate("global", Ring(4)), "local, mixed, outer"),  # type: ignore[arg-type]
         (lambda: rate("local", Ring(4), momentum=1.0), "momentum 1.0"),
         (lambda: rate("outer", Ring(4), lr=0.0), "learning rate 0.0"),
+        (lambda: rate("outer", Ring(4), overlap=1.5), "^overlap = 1.5: expected a share"),
         (lambda: best_momentum("local", OnePeer(4, 0, admissible=Graph.of(4, [(0, 1), (1, 2), (2, 3)]))), "OnePeer has no exact rate"),
         (lambda: rounds_to(0.5, 2.0), "eps = 2.0"),
     ],

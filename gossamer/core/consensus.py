@@ -91,7 +91,8 @@ def rate(
     if not 0 <= momentum < 1:
         raise BadInput(f"outer momentum {momentum}: expected 0 <= momentum < 1")
     if not (0 <= pull <= 1 and 0 <= overlap <= 1):
-        raise BadInput(f"pull {pull} and overlap {overlap}: expected shares of a round, from 0 to 1")
+        what = f"overlap = {overlap}" if 0 <= pull <= 1 else f"pull = {pull}"
+        raise BadInput(f"{what}: expected a share of a round, from 0 to 1")
     if topology.n == 1:
         return 0.0
     a0, a1 = drifting(form, lr, momentum, nesterov, pull, overlap) if pull else transition(form, lr, momentum, nesterov)
