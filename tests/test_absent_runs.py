@@ -140,11 +140,8 @@ def test_all_go_on_from_a_checkpoint_that_one_has_no_part_in(without_first: Path
     assert mine == {0: [*range(1, 5), *range(10, 13)], 1: [*range(1, 13)]}
 
 
-@pytest.mark.parametrize("stop", [2, 5, 7])
-def test_a_simulation_with_a_death_resumes_to_the_same_bits(stop: int, text: Path, tmp_path: Path, monkeypatch) -> None:
-    """Before and after it. (A stop at the very boundary of the death is another story: the others are not where they would have been.)"""
-    sets = sets_of(text, checkpoint__every=1, checkpoint__keep=20)
-    want, _ = told(simulate(resolve(load([], sets)), tmp_path / "whole", quiet=True).path)
+def stopped_and_resumed(stop: int, sets: list[str], out: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The summary of a simulation that was asked to stop when its first worker came to a boundary, and went on."""
     original = SimHooks.boundary
 
     def interrupt(self, worker, round, time_s, state, body):
@@ -154,12 +151,31 @@ def test_a_simulation_with_a_death_resumes_to_the_same_bits(stop: int, text: Pat
     with monkeypatch.context() as patch:
         patch.setattr(SimHooks, "boundary", interrupt)
         with pytest.raises(Stopped):
-            simulate(resolve(load([], sets)), tmp_path / "cut", quiet=True)
-    simulate(resolve(load([tmp_path / "cut" / "config.toml"])), resume=RunFolder.existing(tmp_path / "cut"), quiet=True)
-    got, _ = told(tmp_path / "cut")
+            simulate(resolve(load([], sets)), out, quiet=True)
+    simulate(resolve(load([out / "config.toml"])), resume=RunFolder.existing(out), quiet=True)
+    return told(out)[0]
+
+
+@pytest.mark.parametrize("stop", [2, 5, 7])
+def test_a_simulation_with_a_death_resumes_to_the_same_bits(stop: int, text: Path, tmp_path: Path, monkeypatch) -> None:
+    """Before and after it. (A stop at the very boundary of the death is another story: the others are not where they would have been.)"""
+    sets = sets_of(text, checkpoint__every=1, checkpoint__keep=20)
+    want, _ = told(simulate(resolve(load([], sets)), tmp_path / "whole", quiet=True).path)
+    got = stopped_and_resumed(stop, sets, tmp_path / "cut", monkeypatch)
     assert got["params_sha256"] == want["params_sha256"]
     assert got["bytes_sent"] == want["bytes_sent"]
     check_story(tmp_path / "cut")
+
+
+@pytest.mark.parametrize(("stop", "same"), [(4, True), (7, False), (8, False), (9, False), (10, True), (11, True)])
+def test_a_simulation_with_a_return_goes_on(stop: int, same: bool, text: Path, tmp_path: Path, monkeypatch) -> None:
+    """Who has come back is there again, and the rest have nobody to wait for in vain. Between a death and its return the bits are others:
+    what the dead worker had of the data is in no checkpoint."""
+    sets = sets_of(text, clock__back="[[2, 7]]", checkpoint__every=1, checkpoint__keep=20)
+    want, _ = told(simulate(resolve(load([], sets)), tmp_path / "whole", quiet=True).path)
+    got = stopped_and_resumed(stop, sets, tmp_path / "cut", monkeypatch)
+    assert got["dead"] == [] and got["rounds"] == ROUNDS
+    assert (got["params_sha256"] == want["params_sha256"]) or not same
 
 
 def test_a_simulated_worker_comes_back(text: Path, tmp_path: Path) -> None:
