@@ -140,11 +140,8 @@ def test_all_go_on_from_a_checkpoint_that_one_has_no_part_in(without_first: Path
     assert mine == {0: [*range(1, 5), *range(10, 13)], 1: [*range(1, 13)]}
 
 
-@pytest.mark.parametrize("stop", [2, 5, 7])
-def test_a_simulation_with_a_death_resumes_to_the_same_bits(stop: int, text: Path, tmp_path: Path, monkeypatch) -> None:
-    """Before and after it. (A stop at the very boundary of the death is another story: the others are not where they would have been.)"""
-    sets = sets_of(text, checkpoint__every=1, checkpoint__keep=20)
-    want, _ = told(simulate(resolve(load([], sets)), tmp_path / "whole", quiet=True).path)
+def stopped_and_resumed(stop: int, sets: list[str], out: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The summary of a simulation that was asked to stop when its first worker came to a boundary, and went on."""
     original = SimHooks.boundary
 
     def interrupt(self, worker, round, time_s, state, body):
@@ -154,12 +151,31 @@ def test_a_simulation_with_a_death_resumes_to_the_same_bits(stop: int, text: Pat
     with monkeypatch.context() as patch:
         patch.setattr(SimHooks, "boundary", interrupt)
         with pytest.raises(Stopped):
-            simulate(resolve(load([], sets)), tmp_path / "cut", quiet=True)
-    simulate(resolve(load([tmp_path / "cut" / "config.toml"])), resume=RunFolder.existing(tmp_path / "cut"), quiet=True)
-    got, _ = told(tmp_path / "cut")
+            simulate(resolve(load([], sets)), out, quiet=True)
+    simulate(resolve(load([out / "config.toml"])), resume=RunFolder.existing(out), quiet=True)
+    return told(out)[0]
+
+
+@pytest.mark.parametrize("stop", [2, 5, 7])
+def test_a_simulation_with_a_death_resumes_to_the_same_bits(stop: int, text: Path, tmp_path: Path, monkeypatch) -> None:
+    """Before and after it. (A stop at the very boundary of the death is another story: the others are not where they would have been.)"""
+    sets = sets_of(text, checkpoint__every=1, checkpoint__keep=20)
+    want, _ = told(simulate(resolve(load([], sets)), tmp_path / "whole", quiet=True).path)
+    got = stopped_and_resumed(stop, sets, tmp_path / "cut", monkeypatch)
     assert got["params_sha256"] == want["params_sha256"]
     assert got["bytes_sent"] == want["bytes_sent"]
     check_story(tmp_path / "cut")
+
+
+@pytest.mark.parametrize(("stop", "same"), [(4, True), (7, False), (8, False), (9, False), (10, True), (11, True)])
+def test_a_simulation_with_a_return_goes_on(stop: int, same: bool, text: Path, tmp_path: Path, monkeypatch) -> None:
+    """Who has come back is there again, and the rest have nobody to wait for in vain. Between a death and its return the bits are others:
+    what the dead worker had of the data is in no checkpoint."""
+    sets = sets_of(text, clock__back="[[2, 7]]", checkpoint__every=1, checkpoint__keep=20)
+    want, _ = told(simulate(resolve(load([], sets)), tmp_path / "whole", quiet=True).path)
+    got = stopped_and_resumed(stop, sets, tmp_path / "cut", monkeypatch)
+    assert got["dead"] == [] and got["rounds"] == ROUNDS
+    assert (got["params_sha256"] == want["params_sha256"]) or not same
 
 
 def test_a_simulated_worker_comes_back(text: Path, tmp_path: Path) -> None:
@@ -173,6 +189,13 @@ def test_a_simulated_worker_comes_back(text: Path, tmp_path: Path) -> None:
     assert sorted(checkpoint.read_manifest(folder / "checkpoints", 12).parts) == [0, 1, 2, 3]
 
 
+def test_who_would_come_back_after_the_last_round_stays_dead(text: Path, tmp_path: Path) -> None:
+    """Its sponsor's model, handed over at the last boundary, would count twice in the mean."""
+    folder = simulate(resolve(load([], sets_of(text, clock__back="[[2, 11]]"))), tmp_path / "late", quiet=True).path
+    summary, _ = told(folder)
+    assert summary["dead"] == [2] and summary["params_sha256"][2] is None and summary["rounds"] == ROUNDS
+
+
 def test_a_synchronous_run_ends_with_the_death_of_a_worker(text: Path, tmp_path: Path) -> None:
     with pytest.raises(RunFailed, match="worker 2 died after round 5"):
         simulate(resolve(load([], sets_of(text, method__name="diloco"))), tmp_path / "run", quiet=True)
@@ -184,6 +207,8 @@ def test_a_synchronous_run_ends_with_the_death_of_a_worker(text: Path, tmp_path:
     ("more", "words"),
     [
         ({"method__name": "diloco", "run__on_death": "continue"}, "cannot go on without a worker"),
+        ({"clock__kill": [[i, 2] for i in range(4)], "clock__back": [[0, 4]]}, "no worker alive at round 2"),
+        ({"clock__kill": [[0, 2], [1, 3], [2, 4], [3, 4]], "clock__back": [[0, 5]]}, "no worker alive at round 4"),
         ({"method__topology": '"one_peer_exp"', "run__on_death": "continue"}, "cannot go on without a worker"),
         ({"clock__kill": "[[4, 5]]"}, "worker from 0 to 3"),
         ({"clock__kill": "[[2, 12]]"}, "a round from 1 to 11"),

@@ -265,5 +265,5 @@ def test_overlap_that_tears_workers_apart_is_refused() -> None:
     gasloc(s, overlap=1.0, force=True, **options)
     with pytest.raises(BadInput, match="from 0 to 1"):
         gasloc(s, overlap=1.2)
-    with pytest.raises(BadInput, match="pull 2"):
+    with pytest.raises(BadInput, match="pull = 2"):
         rate("outer", Ring(4), pull=2.0)

@@ -110,3 +110,14 @@ def test_only_gossip_has_a_graph_line() -> None:
     assert list(gap_line(job("method.name=diloco"))) == []
     (line,) = gap_line(job("method.name=local_dadam", "fleet.name=uniform-8"))
     assert "spectral gap 0.146 (exact), so plain averaging agrees to a thousandth in 44 rounds" in line
+
+
+def test_a_schedule_that_agrees_after_a_period_is_not_said_to_agree_at_once() -> None:
+    j = job("method.name=gasloc", "fleet.name=uniform-8", "method.average_every=5", "method.alpha=0.5")
+    lines = shown(j, "one_peer_exp", "two_peer")
+    mine = next(line for line in lines if line.startswith("Averaged (configured)")).split()
+    assert mine[2:5] == ["3", "1.0000", "5"]  # four rounds of two messages, one of seven
+    half = spectral_gap(topology("two_peer", 8, alpha=0.5))
+    assert next(line for line in lines if line.startswith("two_peer ")).split()[2] == f"{half:.4f}"
+    plain = shown(job("method.name=gasloc", "fleet.name=uniform-8"), "one_peer_exp")
+    assert next(line for line in plain if line.startswith("one_peer_exp ")).split()[1:4] == ["1", "1.0000", "3"]

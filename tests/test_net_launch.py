@@ -172,3 +172,14 @@ def test_who_does_not_end_is_killed_with_all_it_started(tmp_path: Path) -> None:
     assert code == 1 and said.startswith("worker 1 failed (exit code 1)")
     pids = [int(p) for p in (tmp_path / "0").read_text().split()]
     until(lambda: not any(alive(pid) for pid in pids))
+
+
+@linux
+def test_a_death_before_all_are_connected_ends_the_run_though_others_would_survive_it(tmp_path: Path) -> None:
+    """Worker 0 has waited for worker 1 for ten minutes, beside a message that it goes on."""
+    script = '[ "$RANK" = 1 ] && kill -KILL $$; exec sleep 100'
+    said: list[str] = []
+    begun_s = time.monotonic()
+    code = launch(2, ["sh", "-c", script], tmp_path, say=said.append, grace_s=1.0, survives=True)
+    assert code == 1 and time.monotonic() - begun_s < 30
+    assert said[0].startswith("worker 1 was killed (SIGKILL), so the run was ended.")

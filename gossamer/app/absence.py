@@ -39,8 +39,8 @@ def absences_of(job: Job, bodies: Sequence[TrainBody], combine: MemoCombine, par
     kept: dict[str, Any] | None = None
     if parts:
         kept = max((part.extra for part in parts.values()), key=lambda extra: extra["time_s"]).get("absences")
-    found = Absences(job.kills, job.returns, restart, kept, job.goes_on)
-    for worker in [i for i in range(job.n) if parts and i not in parts and found.gone.get(i) is None]:
+    found = Absences(job.kills, job.returns, restart, kept, job.goes_on, job.method.rounds)
+    for worker in [i for i in range(job.n) if parts and i not in parts and found.gone.get(i, 0) <= round]:  # or on its way back
         found.gone[worker] = math.inf
         found.roll.enter(round + 1, {*found.roll.absent(round + 1), worker})
     return found

@@ -39,5 +39,14 @@ def check_fates(config: Config, method: Method) -> None:
                 f"clock.back = [[{worker}, {round}]]: only who has died can come back, later than it died, and to a method that goes on "
                 "without it (gossip): name it in clock.kill with an earlier round"
             )
-    if len(kills) == method.n and not clock.back:
+    if len(kills) < method.n:
+        return
+    if not clock.back:
         raise BadInput("clock.kill names all workers: leave at least one of them")
+    back = {pair[0]: pair[1] for pair in clock.back}
+    for last in kills.values():  # whoever comes back is received by another one, a round later
+        if all(kills[i] <= last <= back.get(i, method.rounds) + 1 for i in kills):
+            raise BadInput(
+                f"clock.kill and clock.back leave no worker alive at round {last}, and nobody can come back to nobody: let one die later, "
+                "or come back two rounds before the last one dies"
+            )

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gossamer.app.job import Job
+from gossamer.core.averaging import Averaged
 from gossamer.core.codec import Fp32
 from gossamer.core.consensus import Form, exact, rate, rounds_to, spectral_gap
 from gossamer.core.matching import Preferred
@@ -35,7 +36,7 @@ def gap_line(job: Job) -> Iterator[str]:
     if job.method.synchronous or job.method.tiers or job.n == 1:
         return
     gap = spectral_gap(graph)
-    line = f"graph: spectral gap {gap:.3g} ({_known(graph)}), so plain averaging agrees to a thousandth in {_rounds(gap)} rounds"
+    line = f"graph: spectral gap {gap:.3g} ({_known(graph)}), so plain averaging agrees to a thousandth in {_rounds(gap, graph)} rounds"
     if isinstance(graph, Preferred):
         line += f"; peers drawn without regard to links would have {spectral_gap(_uniform(graph)):.3g}"
     yield line
@@ -52,7 +53,7 @@ def show(job: Job, names: Sequence[str], console: Console) -> None:
     """
     asked = list(dict.fromkeys(name for given in names for name in (KNOWN if given == "all" else (given,))))
     own = job.method.topology
-    alpha = float(getattr(own, "alpha", 1.0)) if not job.method.synchronous else 1.0
+    alpha = float(getattr(own.base if isinstance(own, Averaged) else own, "alpha", 1.0)) if not job.method.synchronous else 1.0
     rows: list[tuple[str, Topology]] = []
     for name in asked:
         graph = topology(name, job.n, job.config.seed, alpha=alpha)
@@ -79,9 +80,9 @@ def _table(job: Job, rows: Sequence[tuple[str, Topology]]) -> Table:
     net, nbytes = Net(job.fleet), job.bytes_charge * (HEADER_BYTES + Fp32().nbytes(job.layout))
     for name, graph in rows:
         gap = spectral_gap(graph) if job.n > 1 else 1.0
-        sent = np.mean([len(graph.at(0).out(i)) for i in range(job.n)]) if name != "complete" else job.n - 1
+        sent = _sent(graph) if name != "complete" else job.n - 1
         mean_s, slowest_s = exchange_s(net, graph, nbytes) if sent <= _SPARSE else (None, None)
-        cells = [f"{sent:.3g}", f"{gap:.4f}" + ("" if _known(graph) == "exact" else " ~"), _rounds(gap), _s(mean_s), _s(slowest_s)]
+        cells = [f"{sent:.3g}", f"{gap:.4f}" + ("" if _known(graph) == "exact" else " ~"), _rounds(gap, graph), _s(mean_s), _s(slowest_s)]
         for form in get_args(Form):
             quick = job.n <= _MEASURED or exact(graph)
             cells.append(f"{rate(form, graph, lr=outer.lr, momentum=outer.momentum, nesterov=outer.nesterov):.3f}" if quick else "-")
@@ -142,8 +143,18 @@ def _known(graph: Topology) -> str:
     return "exact" if exact(graph) else "estimated"
 
 
-def _rounds(gap: float) -> str:
-    rounds = max(1.0, rounds_to(1.0 - gap))
+def _sent(graph: Topology) -> float:
+    """Messages a worker sends in a round, in the mean; over a period where there is a mean over all every so often."""
+    if isinstance(graph, Averaged):
+        between = _sent(graph.base)
+        return between + (graph.n - 1 - between) / graph.every
+    return float(np.mean([len(graph.at(0).out(i)) for i in range(graph.n)]))
+
+
+def _rounds(gap: float, graph: Topology) -> str:
+    """Where agreement is exact after a period, that period."""
+    period = graph.every if isinstance(graph, Averaged) else graph.period if isinstance(graph, OnePeerExp) else 1
+    rounds = float(period) if gap > 1 - 1e-6 else max(1.0, rounds_to(1.0 - gap))
     return f"{rounds:.0f}" if rounds < 1e6 else f"{rounds:.1e}"
 
 

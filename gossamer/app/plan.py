@@ -181,7 +181,7 @@ def _outer_lines(job: Job) -> Iterator[str]:
         r = rate(o.form, method.topology, lr=o.lr, momentum=o.momentum, nesterov=o.nesterov)
         yield (
             f"consensus: the workers' disagreement shrinks by {r:.3f} a round ({'exact' if exact(method.topology) else 'estimated'}), "
-            + (f"to a thousandth in {rounds_to(r):.0f} rounds" if r < 1 else "so it does NOT shrink: lower the outer momentum")
+            + (f"to a thousandth in {max(1.0, rounds_to(r)):.0f} rounds" if r < 1 else "so it does NOT shrink: lower the outer momentum")
         )
         if tau := method.cadence.overlap:
             r = worst_rate(o.form, method.topology, lr=o.lr, momentum=o.momentum, nesterov=o.nesterov, overlap=tau)

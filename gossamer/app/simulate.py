@@ -16,7 +16,7 @@ from gossamer.app.job import Job
 from gossamer.app.metrics import check_unchanged, evaluation, facts_of
 from gossamer.app.progress import Progress, duration
 from gossamer.app.summary import consensus_distance, fleet_mean, summarise
-from gossamer.core.errors import BadInput, Stopped
+from gossamer.core.errors import BadInput, RunFailed, Stopped
 from gossamer.core.tree import Tree, master, sha256
 from gossamer.real.signals import handling
 from gossamer.sim.absence import Absences
@@ -125,6 +125,8 @@ def write_result(job: Job, world: str, folder: RunFolder, trees: dict[int, Tree]
     """`summary.json` of a finished run. `trees`: the parameters of the workers that are left; where there are servers, the global one's
     alone."""
     living = list(trees.values())
+    if not living:
+        raise RunFailed("no worker has come to the end of the run: all had died, so there is no model (clock.kill: leave one of them)")
     losses = {i: judge(t) for i, t in trees.items()} if not job.method.synchronous and not job.servers else None
     records = folder.read_lines("metrics.jsonl")
     summary = summarise(

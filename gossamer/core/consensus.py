@@ -91,7 +91,8 @@ def rate(
     if not 0 <= momentum < 1:
         raise BadInput(f"outer momentum {momentum}: expected 0 <= momentum < 1")
     if not (0 <= pull <= 1 and 0 <= overlap <= 1):
-        raise BadInput(f"pull {pull} and overlap {overlap}: expected shares of a round, from 0 to 1")
+        what = f"overlap = {overlap}" if 0 <= pull <= 1 else f"pull = {pull}"
+        raise BadInput(f"{what}: expected a share of a round, from 0 to 1")
     if topology.n == 1:
         return 0.0
     a0, a1 = drifting(form, lr, momentum, nesterov, pull, overlap) if pull else transition(form, lr, momentum, nesterov)
@@ -234,14 +235,17 @@ def _fixed(a0: NDArray[np.float64], a1: NDArray[np.float64], topology: Ring | Co
 
 def _sampled(a0: NDArray[np.float64], a1: NDArray[np.float64], topology: Topology) -> float:
     """Power iteration of C <- mean_r A_r C A_r^T on the covariance of the state, shape [2n, 2n] ([3n, 3n] with a drift), for A_r of the
-    sampled rounds."""
-    n, rounds = topology.n, 200
+    sampled rounds. A mean over all workers, Lambda = pi, comes in its turn; less often than every 100 rounds it is left out."""
+    base, every = (topology.base, topology.every) if isinstance(topology, Averaged) else (topology, 1)
+    every = every if every <= 100 else 1
+    n, rounds = topology.n, 2 * every * math.ceil(100 / every)
     pi = np.eye(n) - 1.0 / n
-    steps = np.stack([np.kron(a0, pi) + np.kron(a1, pi - pi @ topology.at(t).dense()) for t in range(SAMPLES)])
+    steps = np.stack([np.kron(a0, pi) + np.kron(a1, pi - pi @ base.at(t).dense()) for t in range(SAMPLES)])
+    mean = np.kron(a0 + a1, pi)
     c = np.kron(np.eye(len(a0)), pi)
     log_growth = 0.0
     for t in range(rounds):
-        c = (steps @ c @ steps.transpose(0, 2, 1)).mean(axis=0)
+        c = mean @ c @ mean.T if every > 1 and (t + 1) % every == 0 else (steps @ c @ steps.transpose(0, 2, 1)).mean(axis=0)
         size = float(np.trace(c))
         if size <= 0:
             return 0.0

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
-from gossamer.net.start import STORE_ENV, marker_of
+from gossamer.net.start import STORE_ENV, begun_of, marker_of
 from gossamer.real.signals import handling
 from gossamer.worker.effects import Addr
 
@@ -63,6 +63,11 @@ class _Fleet:
     @property
     def running(self) -> list[_Child]:
         return [c for c in self.children if c.code is None]
+
+    @property
+    def begun(self) -> bool:
+        """Whether all workers were connected. Before that those who are left would wait for one that will not come."""
+        return all(begun_of(self.store, i).exists() for i in range(len(self.children)))
 
     def watch(self) -> None:
         for i, child in enumerate(self.children):
@@ -140,7 +145,7 @@ def launch(
         say: shows a message.
         grace_s: how long the others may take to end by themselves.
         rounds: False: the workers have no rounds to stop after; Ctrl-C ends them.
-        survives: whether the others go on when a worker has failed, unless it was given bad input.
+        survives: whether the others go on when a worker has failed, once all are connected, unless it was given bad input.
 
     Returns:
         An exit code: 0 all ended well (or, of those that go on, at least one), 1 a worker failed, 2 a worker was given bad input, 130 or
@@ -184,7 +189,7 @@ def _supervise(fleet: _Fleet, last_checkpoint: Callable[[], str | None], say: Ca
             break
         if i is None or not fleet.failed(i):
             continue
-        if survives and fleet.children[i].code != 2:
+        if survives and fleet.children[i].code != 2 and fleet.begun:
             if fleet.running:
                 say(_obituary(i, fleet.children[i], "the others go on without it"))
             continue

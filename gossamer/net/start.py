@@ -45,6 +45,11 @@ def marker_of(store: str | Path, worker: Addr) -> Path:
     return Path(f"{store}.lost-{worker}")
 
 
+def begun_of(store: str | Path, worker: Addr) -> Path:
+    """Which a worker of `launch` makes when it is connected to all others. Before all are, nobody can go on without one that is gone."""
+    return Path(f"{store}.begun-{worker}")
+
+
 def _mark(me: Addr, lost: Addr) -> None:
     if STORE_ENV in os.environ:
         marker_of(os.environ[STORE_ENV], me).write_text(str(lost))
@@ -79,4 +84,7 @@ def init(*, start_timeout_s: float = 600.0, survives: bool = False) -> Group:
         store = next(iter(c10d.rendezvous("env://", timeout=timedelta(seconds=start_timeout_s))))[0]
     local = env.get("LOCAL_WORLD_SIZE") == str(n) and "GLOO_SOCKET_IFNAME" not in env
     name = f"gossamer/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}/{_joined}"
-    return over_gloo(c10d.PrefixStore(name, store), me, n, local=local, start_timeout_s=start_timeout_s, survives=survives)
+    group = over_gloo(c10d.PrefixStore(name, store), me, n, local=local, start_timeout_s=start_timeout_s, survives=survives)
+    if STORE_ENV in env:
+        begun_of(env[STORE_ENV], me).touch()
+    return group

@@ -30,6 +30,7 @@ class Absences:
         restart: makes the program of a worker that comes back.
         kept: what `snapshot` gave, of a run that goes on.
         goes_on: whether the others go on without a worker that has died; if not, that ends the run.
+        end: rounds of the run: nobody comes back when there is none left.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Absences:
         restart: Restart | None = None,
         kept: Mapping[str, Any] | None = None,
         goes_on: bool = True,
+        end: float = math.inf,
     ) -> None:
         self.roll = Roll()
         self.gone: dict[Addr, float] = {}
@@ -46,7 +48,7 @@ class Absences:
         self.active = bool(kills)
         """Whether anything can be absent at all; without, nothing here is asked."""
         self.restart = restart
-        self._goes_on = goes_on
+        self._goes_on, self._end = goes_on, end
         self._kills, self._returns = dict(kills or {}), dict(returns or {})
         self._skipped: dict[int, set[frozenset[Addr]]] = defaultdict(set)
         self._ended: dict[int, set[Addr]] = defaultdict(set)
@@ -90,8 +92,7 @@ class Absences:
     def due(self, round: int, rounds: Iterable[int]) -> None:
         """Somebody has come to the boundary of `round`: whoever is to come back then, does so with a round that is agreed on now."""
         for worker, at in self._returns.items():
-            if round >= at and self.gone.get(worker) == math.inf:
-                since = 1 + max(rounds)
+            if round >= at and self.gone.get(worker) == math.inf and (since := 1 + max(rounds)) < self._end:
                 self.gone[worker] = since
                 self.roll.enter(since, self.roll.absent(since) - {worker})
 

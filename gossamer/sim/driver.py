@@ -158,7 +158,7 @@ class Simulation:
         push, pop = queue.push, queue.pop
         events = 0
         for worker in workers:
-            if worker.addr in self._absences.gone:  # dead when the run stopped
+            if self._absences.gone.get(worker.addr, 0) > worker.round:  # dead when the run stopped
                 worker.finished = True
                 worker.program.close()
                 self._rounds.leave(worker)
