@@ -14,7 +14,7 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -28,6 +28,8 @@ from gossamer.core.errors import BadInput, RunFailed
 from gossamer.core.tree import Tree
 from gossamer.net.board import Board, PeerLost
 from gossamer.net.notes import Notes
+from gossamer.net.seats import Seats
+from gossamer.net.site import Site
 from gossamer.net.transport import Receipt, Store, Transport, c10d, connect
 from gossamer.worker.effects import Addr, Tag
 
@@ -47,16 +49,27 @@ class Group:
         local: all workers are on this machine: keep to the loopback interface.
         start_timeout_s: how long to wait for the others at the start, and in `all_equal`.
         survives: go on when another worker is gone (gossip), once all have started.
+        seats: which processes are ranks of one worker, where some have several; `me`, `n` and all addresses are seats then.
+        device: where the models are ("cpu" or "cuda"), for the process groups of such workers.
 
     Raises:
         RunFailed: some workers did not come; the message names them.
     """
 
     def __init__(
-        self, store: Store, me: Addr, n: int, *, local: bool = False, start_timeout_s: float = 600.0, survives: bool = False
+        self,
+        store: Store,
+        me: Addr,
+        n: int,
+        *,
+        local: bool = False,
+        start_timeout_s: float = 600.0,
+        survives: bool = False,
+        seats: Seats | None = None,
+        device: str = "cpu",
     ) -> None:
         self.me, self.n = me, n
-        self.board = Board(survives)
+        self.board = Board(survives, seats, me)
         self.apart_sent_bytes = 0
         """Bytes of `gather_bytes` and `mean_trees` sent by this worker, counted apart from the exchange of the method."""
         self.apart_received_bytes = 0
@@ -67,6 +80,9 @@ class Group:
         self._everybody("here", f"{socket.gethostname()}, process {os.getpid()}")
         self.transport = Transport(connect(c10d.PrefixStore("data", store), me, n, local=local), self.board)
         self.notes = Notes(connect(c10d.PrefixStore("notes", store), me, n, local=local), self.board)
+        site, worker = self.board.site_of(me), seats.workers[me] if seats else me
+        self.site = Site(c10d.PrefixStore(f"worker-{worker}", store), site.index(me), len(site), device=device, local=local)
+        """The ranks of this worker."""
 
     def __enter__(self) -> Group:
         return self
@@ -182,9 +198,14 @@ class Group:
                 a.add_(one[k] * weights[i])
         return acc
 
-    def gather_trees(self, tree: Tree, to: Addr = 0) -> Iterator[tuple[Addr, Tree]] | None:
+    def gather_trees(
+        self, tree: Tree, to: Addr = 0, shapes: Callable[[Addr], Mapping[str, torch.Size]] | None = None
+    ) -> Iterator[tuple[Addr, Tree]] | None:
         """Everybody's tree as float32 at worker `to`, one after the other in id order (take them all), without those of the dead; None
         elsewhere, at once.
+
+        Args:
+            shapes: of the tensors of each, in the order of the tree; None: as here.
 
         Raises:
             RunFailed: a worker is gone, or has a tree of another size.
@@ -194,15 +215,17 @@ class Group:
         if self.me != to:
             self._hand_over(flat, to)
             return None
-        return self._as_trees(flat, full)
+        mine = {k: v.shape for k, v in full.items()}
+        return self._as_trees(flat, shapes or (lambda _: mine))
 
-    def _as_trees(self, flat: Tensor, like: Tree) -> Iterator[tuple[Addr, Tree]]:
-        sizes = [v.numel() for v in like.values()]
+    def _as_trees(self, flat: Tensor, shapes: Callable[[Addr], Mapping[str, torch.Size]]) -> Iterator[tuple[Addr, Tree]]:
         for j, data in self._collect(flat):
-            if data.numel() != flat.numel():
-                raise RunFailed(f"worker {j} has {data.numel() // 4} parameters, worker {self.me} has {flat.numel() // 4}")
+            like = shapes(j)
+            sizes = [shape.numel() for shape in like.values()]
+            if data.numel() != 4 * sum(sizes):
+                raise RunFailed(f"{self.board.name(j)} has {data.numel() // 4} parameters, expected {sum(sizes)}")
             pieces = data.view(torch.float32).split(sizes)
-            yield j, {k: piece.view(v.shape) for (k, v), piece in zip(like.items(), pieces, strict=True)}
+            yield j, {k: piece.view(shape) for (k, shape), piece in zip(like.items(), pieces, strict=True)}
 
     def _hand_over(self, data: Tensor, to: Addr) -> None:
         size = torch.frombuffer(bytearray(data.numel().to_bytes(8, "little")), dtype=torch.uint8)
@@ -256,6 +279,7 @@ class Group:
             self.abort(error)
             raise
         self._closed = True
+        self.site.close()
         self._hang_up()
 
     def abort(self, error: BaseException) -> None:
@@ -304,8 +328,8 @@ def marker_of(store: str | Path, worker: Addr) -> Path:
     return Path(f"{store}.lost-{worker}")
 
 
-def init(*, start_timeout_s: float = 600.0, survives: bool = False) -> Group:
-    """Connects this process to the other workers of its run, one worker per process.
+def init(*, start_timeout_s: float = 600.0, survives: bool = False, seats: Seats | None = None, device: str = "cpu") -> Group:
+    """Connects this process to the others of its run: one worker per process, or (`seats`) one rank of a worker.
 
     Where they are: of `launch` (a file, no ports), else of torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), else none: one worker.
     The connections are gloo groups of our own, beside torch's default group, which is neither needed nor touched: packets are CPU bytes.
@@ -333,4 +357,7 @@ def init(*, start_timeout_s: float = 600.0, survives: bool = False) -> Group:
         store = next(iter(c10d.rendezvous("env://", timeout=timedelta(seconds=start_timeout_s))))[0]
     local = env.get("LOCAL_WORLD_SIZE") == str(n) and "GLOO_SOCKET_IFNAME" not in env
     name = f"gossamer/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}/{_joined}"
-    return Group(c10d.PrefixStore(name, store), me, n, local=local, start_timeout_s=start_timeout_s, survives=survives)
+    if seats is not None and len(seats.workers) != n:
+        raise BadInput(f"{n} processes were started for workers that have {len(seats.workers)} ranks together: start so many")
+    store = c10d.PrefixStore(name, store)
+    return Group(store, me, n, local=local, start_timeout_s=start_timeout_s, survives=survives, seats=seats, device=device)
