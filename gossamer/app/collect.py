@@ -46,22 +46,22 @@ def collect(job: Job, group: Group, folder: RunFolder, own: Own, state: State) -
             told = group.gather_bytes((own.records / name).read_bytes())
             if told is not None:
                 _merge(folder, name, told)
-        if (trees := _everybody(job, group, state, 0)) is not None:
+        if (trees := everybody(job, group, state, 0)) is not None:
             _conclude(job, folder, own, state, trees)
         return
     while group.posted([_DONE]) is None:
         to = group.living[0]
-        if (everybody := _everybody(job, group, state, to)) is not None:  # whose records are complete, then
+        if (trees := everybody(job, group, state, to)) is not None:  # whose records are complete, then
             for name in STREAMS:
                 _merge(folder, name, (_whole_lines(path) for path in sorted((folder.path / "workers").glob(f"*/{name}"))))
-            _conclude(job, folder, own, state, everybody)
+            _conclude(job, folder, own, state, trees)
             group.post(_DONE, str(to))
         while group.posted([_DONE]) is None and group.living[0] == to:
             group.board.check()
             time.sleep(_POLL_S)
 
 
-def _everybody(job: Job, group: Group, state: State, to: Addr) -> dict[Addr, Tree] | None:
+def everybody(job: Job, group: Group, state: State, to: Addr) -> dict[Addr, Tree] | None:
     """The parameters of all workers at seat `to`, those of several ranks put together; None elsewhere. A worker with a dead rank is left
     out."""
     ranges = job.ranges
