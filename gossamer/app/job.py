@@ -175,7 +175,7 @@ class Job:
     def body(self, worker: int, corpus: Corpus, pace_s: float | None = None, ranks: Ranks | None = None) -> TrainBody:
         """What does the worker's inner steps, or a rank's share of them. Real runs may pace it; the simulator charges its own clock
         instead."""
-        network = self.model()
+        network, most = self.model(), micro_batch(self.config, self.fleet.site(worker), self.method.plan.batch[worker])
         if self.config.model.dtype == "bf16":
             network = network.to(torch.bfloat16)
         return TrainBody(
@@ -190,7 +190,7 @@ class Job:
             precision=self.precision,
             pace_s=pace_s,
             slow=self._slow(worker),
-            micro_batch=micro_batch(self.config, self.fleet.site(worker), self.method.plan.batch[worker]),
+            micro_batch=most if most is None or ranks is None else max(1, most // ranks.size),
             ranks=ranks,
         )
 

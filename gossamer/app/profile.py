@@ -114,6 +114,11 @@ def request(
     name = config.fleet.name
     if (name.endswith(".toml") and not Path(name).exists()) or (name == "uniform" and config.fleet.workers is None):
         config = override(config, {"fleet.name": "uniform", "fleet.workers": max(2, workers)})
+    if max(fleets.load(config.fleet.name, config.fleet.workers).ranks) > 1:
+        raise BadInput(
+            f"fleet {config.fleet.name} has workers of several ranks, and gossamer profile measures one GPU a worker: profile a fleet without "
+            "ranks, and add them to what it writes (step_s and memory_gb are then to be measured on all GPUs of a worker together)"
+        )
     if memory_limit_gb is not None and not 0 < memory_limit_gb < math.inf:
         raise BadInput(f"--memory-limit-gb {memory_limit_gb}: expected a number of GB above 0, such as 24")
     return Request(config, batches_of(batches) if batches else None, steps, memory_limit_gb, out)

@@ -108,6 +108,8 @@ def work(job: Job, out: Path, *, resume: bool = False) -> Path:
     if job.ranges and job.device.type == "cuda":
         torch.cuda.set_device(job.device)
     with init(survives=_survives(job), seats=_seats(job), device=job.device.type) as group:
+        if job.ranges and job.device.type == "cuda":  # the device mesh may have chosen another
+            torch.cuda.set_device(job.device)
         if group.n != sum(job.fleet.ranks):
             raise BadInput(
                 f"{group.n} processes were started for the {job.n} workers of fleet {job.fleet.name}: start {job.n} "
