@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -140,36 +141,55 @@ def command(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, capture_output=True, text=True, env=env, timeout=600, check=False)
 
 
-def test_death_of_a_rank_resume_and_another_rank_count(text: Path, tmp_path: Path):
-    """One story, since each of its starts costs seconds."""
-    file = fleet(tmp_path / "fleet.toml", (2, 1))
-    sets = sets_of(text, file, method__name='"diloco"', checkpoint__every=1, checkpoint__keep=9, clock__kill="[[0, 2]]")
-    run = tmp_path / "run"
-    ended = command("train", *flags(sets), "--workers", "2", "--out", str(run))
+def test_death_of_a_rank_ends_a_synchronous_run(text: Path, tmp_path: Path):
+    sets = sets_of(text, fleet(tmp_path / "fleet.toml", (2, 1)), method__name='"diloco"', clock__kill="[[0, 2]]")
+    ended = command("train", *flags(sets), "--workers", "2", "--out", str(tmp_path / "run"))
     assert ended.returncode == 1, ended.stderr
     assert "worker 0 (rank 1) was killed (SIGKILL), so the run was ended" in ended.stderr
-    assert checkpoint.latest(run / "checkpoints") in (1, 2)
-    kept = checkpoint.latest(run / "checkpoints")
-    shards = [checkpoint.read_part(run / "checkpoints", kept, 0, place=Place(r, 2)) for r in range(2)]
-    whole = checkpoint.read_part(run / "checkpoints", kept, 0)
-    thirds = [checkpoint.read_part(run / "checkpoints", kept, 0, place=Place(r, 3)) for r in range(3)]
-    single = checkpoint.read_part(run / "checkpoints", kept, 1)
-    for name, x in whole.state.x.items():
-        assert torch.equal(x, torch.cat([part.state.x[name] for part in shards]))
-        assert torch.equal(x, torch.cat([part.state.x[name] for part in thirds]))
+
+
+def rewound(run: Path, to: Path, round: int) -> Path:
+    """A copy of a finished run as it was after `round`."""
+    shutil.copytree(run, to)
+    (to / "summary.json").unlink()
+    for later in (to / "checkpoints").iterdir():
+        if int(later.name.removeprefix("round-")) > round:
+            shutil.rmtree(later)
+    return to
+
+
+def test_resume_with_the_same_ranks_and_with_others(text: Path, tmp_path: Path):
+    file = fleet(tmp_path / "fleet.toml", (2, 1))
+    sets = sets_of(text, file, method__name='"diloco"', checkpoint__every=1, checkpoint__keep=9)
+    whole = tmp_path / "run"
+    ended = command("train", *flags(sets), "--workers", "2", "--out", str(whole))
+    assert ended.returncode == 0, ended.stderr
+
+    folder = whole / "checkpoints"
+    shards = [checkpoint.read_part(folder, 2, 0, place=Place(r, 2)) for r in range(2)]
+    joined, single = checkpoint.read_part(folder, 2, 0), checkpoint.read_part(folder, 2, 1)
+    thirds = [checkpoint.read_part(folder, 2, 0, place=Place(r, 3)) for r in range(3)]
+    for name, x in joined.state.x.items():
+        for cut in (shards, thirds):
+            assert torch.equal(x, torch.cat([part.state.x[name] for part in cut]))
+            assert torch.equal(joined.body[f"exp_avg/{name}"], torch.cat([part.body[f"exp_avg/{name}"] for part in cut]))
         assert torch.equal(x, single.state.x[name])
-        moment = f"exp_avg/{name}"
-        assert torch.equal(whole.body[moment], torch.cat([part.body[moment] for part in thirds]))
     assert "rng" in thirds[1].body and "rng" not in thirds[2].body
 
-    fleet(file, (1, 3))  # as many workers, other ranks
-    again = command("train", "--workers", "2", "--resume", str(run))
-    assert again.returncode == 0, again.stderr
-    summary = json.loads((run / "summary.json").read_text())
-    assert summary["rounds"] == 3 and len(set(summary["params_sha256"])) == 1 and summary["worker_names"] == ["site-0", "site-1"]
-    rounds = [r for r in RunFolder(run).read_lines("metrics.jsonl") if r["kind"] == "round"]
+    summaries = [json.loads((whole / "summary.json").read_text())]
+    for name, ranks in (("same", (2, 1)), ("others", (1, 3))):
+        fleet(file, ranks)
+        again = command("train", "--workers", "2", "--resume", str(rewound(whole, tmp_path / name, 2)))
+        assert again.returncode == 0, again.stderr
+        summaries.append(json.loads((tmp_path / name / "summary.json").read_text()))
+    whole_run, same, others = summaries
+    assert len(set(whole_run["params_sha256"])) == 1 and same["params_sha256"] == whole_run["params_sha256"]
+    assert len(set(others["params_sha256"])) == 1
+    assert others["final_loss"] == pytest.approx(whole_run["final_loss"], abs=2e-3)
+    rounds = [r for r in RunFolder(whole).read_lines("metrics.jsonl") if r["kind"] == "round"]
     assert sorted((r["worker"], r["round"]) for r in rounds) == [(w, t) for w in range(2) for t in range(1, 4)]
-    assert summary["bytes_sent"][0] == sum(r["bytes_sent"] for r in rounds if r["worker"] == 0)
+    assert whole_run["bytes_sent"] == [sum(r["bytes_sent"] for r in rounds if r["worker"] == w) for w in range(2)]
+    assert whole_run["bytes_sent"] == whole_run["bytes_received"]
 
 
 def test_the_others_go_on_when_a_rank_has_died_and_its_site_is_gone_at_once(text: Path, tmp_path: Path):
