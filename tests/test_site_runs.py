@@ -25,7 +25,7 @@ from gossamer.net.seats import Seats
 from gossamer.train import checkpoint
 from gossamer.train.recut import Place
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 ROOT = Path(__file__).resolve().parent.parent
 METHODS: dict[str, dict[str, object]] = {
     "ddp": {},
