@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,10 +21,12 @@ from gossamer.app.folder import RunFolder
 from gossamer.app.job import resolve
 from gossamer.app.simulate import simulate
 from gossamer.core.errors import BadInput
+from gossamer.net.board import Board, PeerLost
 from gossamer.net.launch import launch
 from gossamer.net.seats import Seats
 from gossamer.train import checkpoint
 from gossamer.train.recut import Place
+from gossamer.train.shard import share
 
 pytestmark = pytest.mark.timeout(900)
 ROOT = Path(__file__).resolve().parent.parent
@@ -217,3 +220,26 @@ def test_muon_and_pair_codecs_are_refused(text: Path, tmp_path: Path):
     ):
         with pytest.raises(BadInput, match=word):
             launch_local(resolve(load(sets=sets_of(text, file, **more))), tmp_path / "run")
+
+
+@pytest.mark.parametrize("count, ranks, size", [(5, 3, 8), (5, 3, 1), (2, 3, 4), (8, 2, 3), (7, 1, 2)])
+def test_ranks_share_a_batch_in_order_and_in_as_many_pieces(count, ranks, size):
+    batch = torch.arange(count)[:, None]
+    shares = [share(batch, size, SimpleNamespace(rank=r, size=ranks)) for r in range(ranks)]
+    assert len({len(pieces) for pieces in shares}) == 1 and all(1 <= len(piece) <= size for pieces in shares for piece, _ in pieces)
+    taken = torch.cat([piece for pieces in shares for piece, part in pieces if part])
+    assert torch.equal(taken, batch)
+    assert sum(part for pieces in shares for _, part in pieces) == pytest.approx(1.0)
+
+
+def test_the_death_of_a_rank_is_that_of_its_worker():
+    told: list[frozenset[int]] = []
+    board = Board(survives=True, seats=Seats([0, 0, 1, 2]), me=2)
+    board.on_death = told.append
+    board.gone(1, "closed")
+    board.gone(0, "closed")
+    assert told == [frozenset({0, 1})] and set(board.dead) == {0, 1}
+    own = Board(survives=True, seats=Seats([0, 0, 1]), me=0)
+    own.gone(1, "closed")
+    with pytest.raises(PeerLost, match=r"worker 0 \(rank 1\) is gone"):
+        own.check()
