@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from gossamer.app.fleets import gpus, load, presets
 from gossamer.core.errors import BadInput
-from gossamer.core.fleet import LAN, Fleet, Gpu, Link, Site, Trace
+from gossamer.core.fleet import LAN, Fleet, Gpu, Link, Site
 from gossamer.core.fleet_parse import parse_fleet
+from gossamer.core.trace import Trace
 
 CARD = Gpu("card", tflops=100.0, memory_gb=24.0)
 WIRE = Link(rate_mbps=1000.0, latency_ms=10.0)

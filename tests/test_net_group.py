@@ -58,7 +58,7 @@ def test_the_mean_leaves_the_trees_alone() -> None:
 
 
 def test_trees_of_unlike_sizes_are_refused() -> None:
-    with pytest.raises(RunFailed, match="worker 1 has 71 parameters, worker 0 has 64"):
+    with pytest.raises(RunFailed, match="worker 1 has 71 parameters, expected 64"):
         in_threads(2, lambda g: g.mean_trees(tree_of(0, rows=9 + g.me)))
 
 

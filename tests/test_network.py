@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from gossamer.app.fleets import load
 from gossamer.core.errors import BadInput
-from gossamer.core.fleet import Fleet, Gpu, Link, Site, Trace
+from gossamer.core.fleet import Fleet, Gpu, Link, Site
+from gossamer.core.trace import Trace
 from gossamer.sim.fair import fill
 from gossamer.sim.network import Network, Queues, Sharing
 

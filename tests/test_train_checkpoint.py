@@ -98,7 +98,7 @@ def test_bits_survive(tmp_path, state):
     K.close(tmp_path, 12, 34, {5: sha}, extra={"method": "diloco"})
     part = K.read_part(tmp_path, 12, 5)
     assert same(part.state, state) and same(part.body, BODY) and part.extra == extra
-    assert K.read_manifest(tmp_path, 12) == K.Manifest(12, 34, {5: sha}, {"method": "diloco"})
+    assert K.read_manifest(tmp_path, 12) == K.Manifest(12, 34, {5: (sha,)}, {"method": "diloco"})
     assert files_of(tmp_path) == ["manifest.json", "worker-5.safetensors"]  # no scratch is left
 
 

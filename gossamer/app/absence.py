@@ -18,6 +18,7 @@ from gossamer.train import checkpoint
 from gossamer.train.checkpoint import Part
 from gossamer.train.compute import TrainBody
 from gossamer.train.model import parameters_of
+from gossamer.train.recut import ALONE, Place
 from gossamer.worker.effects import Addr, Program
 from gossamer.worker.entry import back
 from gossamer.worker.peer import peer
@@ -46,14 +47,14 @@ def absences_of(job: Job, bodies: Sequence[TrainBody], combine: MemoCombine, par
     return found
 
 
-def part_of(job: Job, folder: Path, round: int, worker: Addr, device: torch.device) -> Part:
+def part_of(job: Job, folder: Path, round: int, worker: Addr, device: torch.device, place: Place = ALONE) -> Part:
     """What `worker` goes on from in a real run that is resumed with all of its workers: its own part, or, where it had died, that of the
     lowest worker that was there, with an own place in the data.
 
     The graphs are again drawn over all. An exchange that was in flight with a worker that has lost its own part does not take place.
     """
     there = checkpoint.read_manifest(folder, round).parts
-    part = checkpoint.read_part(folder, round, worker if worker in there else min(there), device)
+    part = checkpoint.read_part(folder, round, worker if worker in there else min(there), device, place)
     state = part.state
     if lost := frozenset(range(job.n)) - there.keys():
         state.roll.unheard = (round, lost)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
+
+import torch
 
 from gossamer.app.folder import RunFolder, write_atomically
 from gossamer.app.job import Job
 from gossamer.app.simulate import write_result
+from gossamer.core.ranges import rows_of
 from gossamer.core.tree import Tree
 from gossamer.real.group import Group
 from gossamer.worker.effects import Addr
@@ -28,8 +31,8 @@ class Own(Protocol):
     def records(self) -> Path:
         """The folder of its records, complete."""
 
-    judge: Callable[[Tree], float]
-    """The validation loss of parameters."""
+    def judge(self, tree: Tree) -> float:
+        """The validation loss of the parameters of a whole model."""
 
 
 def collect(job: Job, group: Group, folder: RunFolder, own: Own, state: State) -> None:
@@ -43,20 +46,43 @@ def collect(job: Job, group: Group, folder: RunFolder, own: Own, state: State) -
             told = group.gather_bytes((own.records / name).read_bytes())
             if told is not None:
                 _merge(folder, name, told)
-        if (trees := group.gather_trees(state.x)) is not None:
-            _conclude(job, folder, own, state, dict(trees))
+        if (trees := everybody(job, group, state, 0)) is not None:
+            _conclude(job, folder, own, state, trees)
         return
     while group.posted([_DONE]) is None:
         to = group.living[0]
-        if (trees := group.gather_trees(state.x, to)) is not None:
-            everybody = dict(trees)  # whose records are complete, then
+        if (trees := everybody(job, group, state, to)) is not None:  # whose records are complete, then
             for name in STREAMS:
                 _merge(folder, name, (_whole_lines(path) for path in sorted((folder.path / "workers").glob(f"*/{name}"))))
-            _conclude(job, folder, own, state, everybody)
+            _conclude(job, folder, own, state, trees)
             group.post(_DONE, str(to))
         while group.posted([_DONE]) is None and group.living[0] == to:
             group.board.check()
             time.sleep(_POLL_S)
+
+
+def everybody(job: Job, group: Group, state: State, to: Addr) -> dict[Addr, Tree] | None:
+    """The parameters of all workers at seat `to`, those of several ranks put together; None elsewhere. A worker with a dead rank is left
+    out."""
+    ranges = job.ranges
+    if ranges is None:
+        trees = group.gather_trees(state.x, to)
+        return None if trees is None else dict(trees)
+
+    def shapes(seat: Addr) -> dict[str, torch.Size]:
+        worker, rank = ranges.place(seat)
+        found = {}
+        for name, value in state.x.items():
+            lo, hi = rows_of(ranges.rows[name], ranges.ranks[worker], rank)
+            found[name] = torch.Size((hi - lo, *value.shape[1:]))
+        return found
+
+    shards = group.gather_trees(state.x, to, shapes)
+    if shards is None:
+        return None
+    held = dict(shards)
+    whole = [w for w in range(job.n) if all(s in held for s in ranges.seats(w))]
+    return {w: {name: torch.cat([held[s][name] for s in ranges.seats(w)]) for name in state.x} for w in whole}
 
 
 def _conclude(job: Job, folder: RunFolder, own: Own, state: State, everybody: dict[Addr, Tree]) -> None:
@@ -65,8 +91,19 @@ def _conclude(job: Job, folder: RunFolder, own: Own, state: State, everybody: di
 
 
 def _merge(folder: RunFolder, name: str, told: Iterable[bytes]) -> None:
-    """Writes one stream, in the order of time."""
+    """Writes one stream, in the order of time. Of a worker of several ranks the first one tells, with the bytes of all."""
     lines = [json.loads(line) for data in told for line in data.decode().splitlines()]
+    others: dict[tuple[str, int, int], list[int]] = {}
+    for r in lines:
+        if r.pop("rank", 0) and "bytes_sent" in r:
+            sums = others.setdefault((r["kind"], r["round"], r["worker"]), [0, 0])
+            sums[0], sums[1] = sums[0] + r["bytes_sent"], sums[1] + r["bytes_received"]
+            r["worker"] = None
+    lines = [r for r in lines if r["worker"] is not None]
+    for r in lines:
+        if "bytes_sent" in r:
+            sent, received = others.get((r["kind"], r["round"], r["worker"]), (0, 0))
+            r |= {"bytes_sent": r["bytes_sent"] + sent, "bytes_received": r["bytes_received"] + received}
     lines.sort(key=lambda r: (r.get("time_s", r.get("start_s", 0.0)), r["worker"]))
     write_atomically(folder.path / name, "".join(json.dumps(r, separators=(",", ":")) + "\n" for r in lines))
 

@@ -26,21 +26,22 @@ _LAYER_BYTES = 34 / 2
 
 @dataclass(frozen=True)
 class Footprint:
-    """An estimate for one model and method: bytes of a step without tokens, and per token."""
+    """An estimate for one model and method: bytes of a step without tokens, and per token, of all GPUs of a worker together."""
 
     fixed_bytes: float
     token_bytes: float
 
     def step_gb(self, site: Site, tokens: int) -> float:
         """Peak memory of a step on `tokens` tokens, in GB: by the site's measured line, else the estimate."""
-        fixed_gb, token_gb = site.memory_line() if site.memory_gb else (1e-9 * self.fixed_bytes, 1e-9 * self.token_bytes)
+        share = 1e-9 / site.ranks  # of the estimate; what was measured is of the fullest GPU already
+        fixed_gb, token_gb = site.memory_line() if site.memory_gb else (share * self.fixed_bytes, share * self.token_bytes)
         return fixed_gb + token_gb * tokens
 
     def batch_max(self, site: Site, sequence: int, headroom: float) -> int | None:
         """The most sequences of a step that leave `headroom` of the site's memory free; 0: not even one. None: no known limit."""
         if site.memory_gb:
             return site.batch_max(sequence, headroom)
-        free = (1 - headroom) * 1e9 * site.limit_gb - self.fixed_bytes
+        free = (1 - headroom) * 1e9 * site.limit_gb * site.ranks - self.fixed_bytes
         return max(0, math.floor(free / (self.token_bytes * sequence)))
 
 

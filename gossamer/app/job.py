@@ -25,6 +25,7 @@ from gossamer.core.inner import Inner, inner_named
 from gossamer.core.matching import Rates
 from gossamer.core.method import Method
 from gossamer.core.plan import Plan, uniform
+from gossamer.core.ranges import Ranges
 from gossamer.core.schedule import schedule_named
 from gossamer.core.slowdown import Slowdown
 from gossamer.core.tiers import hosts, regions_of
@@ -37,6 +38,7 @@ from gossamer.train import data, model
 from gossamer.train.compute import Precision, TrainBody, device_named
 from gossamer.train.data import Corpus, Sampler
 from gossamer.train.evaluate import evaluate_tree
+from gossamer.train.shard import Ranks, shard
 from gossamer.worker.effects import Program
 from gossamer.worker.peer import start
 from gossamer.worker.seat import Combine, Seat
@@ -95,6 +97,20 @@ class Job:
         text = f"{config_hash(self.config)} {self.fleet!r} {self.method!r} {layout_hash(self.layout)}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
+    @cached_property
+    def ranges(self) -> Ranges | None:
+        """How the workers of a real run cut the model over their ranks; None where every worker has one."""
+        return Ranges(self.fleet.ranks, model.rows(*_spec(self.config))) if max(self.fleet.ranks) > 1 else None
+
+    def rank_seat(self, seat: int) -> Seat:
+        """The place in the run of one rank of a worker."""
+        if self.ranges is None:
+            return self.seat(seat)
+        worker, rank = self.ranges.place(seat)
+        atoms = self.ranges.atoms(self.layout)
+        held = self.ranges.held(atoms, worker, rank)
+        return Seat(worker, self.method, held, self.run_id, rank=rank, ranges=self.ranges, whole=atoms)
+
     def seat(self, worker: int, combine: Combine | None = None) -> Seat:
         """Worker's place in the run."""
         seat = Seat(worker, self.method, self.layout, self.run_id)
@@ -105,9 +121,9 @@ class Job:
         spec, vocab = _spec(self.config)
         return model.build(spec, vocab, self.config.seed)
 
-    def first_state(self, worker: int, x: Tree) -> State:
-        """A worker's state before the first round."""
-        return start(self.seat(worker), x)
+    def first_state(self, worker: int, x: Tree, seat: Seat | None = None) -> State:
+        """A worker's state before the first round; `seat`: that of one of its ranks."""
+        return start(seat or self.seat(worker), x)
 
     @property
     def servers(self) -> int:
@@ -156,9 +172,10 @@ class Job:
             return asked
         return "bf16" if self.device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
 
-    def body(self, worker: int, corpus: Corpus, pace_s: float | None = None) -> TrainBody:
-        """What does the worker's inner steps. Real runs may pace it; the simulator charges its own clock instead."""
-        network = self.model()
+    def body(self, worker: int, corpus: Corpus, pace_s: float | None = None, ranks: Ranks | None = None) -> TrainBody:
+        """What does the worker's inner steps, or a rank's share of them. Real runs may pace it; the simulator charges its own clock
+        instead."""
+        network, most = self.model(), micro_batch(self.config, self.fleet.site(worker), self.method.plan.batch[worker])
         if self.config.model.dtype == "bf16":
             network = network.to(torch.bfloat16)
         return TrainBody(
@@ -173,12 +190,13 @@ class Job:
             precision=self.precision,
             pace_s=pace_s,
             slow=self._slow(worker),
-            micro_batch=micro_batch(self.config, self.fleet.site(worker), self.method.plan.batch[worker]),
+            micro_batch=most if most is None or ranks is None else max(1, most // ranks.size),
+            ranks=ranks,
         )
 
-    def judge(self, corpus: Corpus) -> Callable[[Tree], float]:
-        """A function from parameters to their validation loss in nats; it has a model of its own."""
-        scratch = self.model().to(self.device)
+    def judge(self, corpus: Corpus, ranks: Ranks | None = None) -> Callable[[Tree], float]:
+        """A function from parameters to their validation loss in nats; it has a model of its own, of several ranks a shard of it."""
+        scratch = shard(self.model(), ranks) if ranks else self.model().to(self.device)
         e, length = self.config.eval, self.config.plan.sequence
         return lambda tree: evaluate_tree(scratch, tree, corpus, e.sequences, length, e.batch, self.precision).loss
 

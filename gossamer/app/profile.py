@@ -25,7 +25,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from gossamer.app import memory
+from gossamer.app import fleets, memory
 from gossamer.app.config import Config, config_hash, dump, load, override
 from gossamer.app.folder import write_atomically
 from gossamer.app.job import Job, resolve
@@ -115,6 +115,11 @@ def request(
     name = config.fleet.name
     if (name.endswith(".toml") and not Path(name).exists()) or (name == "uniform" and config.fleet.workers is None):
         config = override(config, {"fleet.name": "uniform", "fleet.workers": max(2, workers)})
+    if max(fleets.load(config.fleet.name, config.fleet.workers).ranks) > 1:
+        raise BadInput(
+            f"fleet {config.fleet.name} has workers of several ranks, and gossamer profile measures one GPU a worker: profile a fleet "
+            "without ranks, and add ranks to what it writes, with step_s and memory_gb as all GPUs of a worker together need them"
+        )
     if memory_limit_gb is not None and not 0 < memory_limit_gb < math.inf:
         raise BadInput(f"--memory-limit-gb {memory_limit_gb}: expected a number of GB above 0, such as 24")
     return Request(config, batches_of(batches) if batches else None, steps, memory_limit_gb, out)

@@ -17,17 +17,20 @@ from gossamer.app.job import Job
 from gossamer.app.metrics import check_unchanged, evaluation, facts_of
 from gossamer.app.progress import Progress, duration
 from gossamer.core.errors import BadInput, RunFailed, Stopped
-from gossamer.core.tree import layout_hash, master
+from gossamer.core.inner import Muon
+from gossamer.core.tree import Tree, layout_hash, master
 from gossamer.net.launch import launch
 from gossamer.net.start import STORE_ENV, init
 from gossamer.real.driver import run
 from gossamer.real.group import Group
+from gossamer.real.seats import Seats
 from gossamer.train import checkpoint
 from gossamer.train.data import Corpus
-from gossamer.train.model import parameters_of
+from gossamer.train.recut import Place
 from gossamer.worker.account import TraceKind
 from gossamer.worker.effects import Body, Go, Stop
 from gossamer.worker.peer import peer
+from gossamer.worker.ranks import among_ranks, check_ranks
 from gossamer.worker.state import State
 
 
@@ -42,6 +45,15 @@ def _check_world(job: Job) -> None:
             f"{job.method.name} has servers, which only the simulator runs: use gossamer simulate, or a method without servers "
             "(diloco, geomesh, gasloc)"
         )
+    if max(job.fleet.ranks) > 1:
+        check_ranks(job.method)
+        if isinstance(job.method.inner, Muon):
+            raise BadInput("inner optimizer muon needs whole matrices, which workers of several ranks do not have: use lion or adamw")
+
+
+def _seats(job: Job) -> Seats | None:
+    """Which processes are ranks of one worker."""
+    return Seats(job.ranges.workers) if job.ranges else None
 
 
 def launch_local(job: Job, out: Path, *, resume: bool = False) -> Path:
@@ -72,7 +84,8 @@ def launch_local(job: Job, out: Path, *, resume: bool = False) -> Path:
         return None if found is None else f"round {found}; go on with: gossamer train --workers {job.n} --resume {out}"
 
     threads = str(job.config.run.threads_per_worker)
-    code = launch(job.n, command, out / "logs", env={"OMP_NUM_THREADS": threads}, last_checkpoint=last, survives=job.goes_on)
+    env = {"OMP_NUM_THREADS": threads}
+    code = launch(sum(job.fleet.ranks), command, out / "logs", env=env, last_checkpoint=last, survives=job.goes_on, seats=_seats(job))
     if code in (130, 143):
         raise Stopped(f"stopped; last whole checkpoint: {last() or 'none yet'}")
     if code == 2:
@@ -83,7 +96,7 @@ def launch_local(job: Job, out: Path, *, resume: bool = False) -> Path:
 
 
 def work(job: Job, out: Path, *, resume: bool = False) -> Path:
-    """One worker of a run, in this process.
+    """One worker of a run, or one rank of it, in this process.
 
     Raises:
         BadInput: the environment or the folder is not as it should be.
@@ -93,8 +106,12 @@ def work(job: Job, out: Path, *, resume: bool = False) -> Path:
     torch.set_num_threads(job.config.run.threads_per_worker)
     job.pace_s(0)
     corpus = job.corpus()
-    with init(survives=_survives(job)) as group:
-        if group.n != job.n:
+    if job.ranges and job.device.type == "cuda":
+        torch.cuda.set_device(job.device)
+    with init(survives=_survives(job), seats=_seats(job), device=job.device.type) as group:
+        if job.ranges and job.device.type == "cuda":  # the device mesh may have chosen another
+            torch.cuda.set_device(job.device)
+        if group.n != sum(job.fleet.ranks):
             raise BadInput(
                 f"{group.n} processes were started for the {job.n} workers of fleet {job.fleet.name}: start {job.n} "
                 f"(--workers {job.n}, or torchrun --nproc-per-node), or use fleet.name = uniform-{group.n}"
@@ -103,6 +120,7 @@ def work(job: Job, out: Path, *, resume: bool = False) -> Path:
             {
                 "configuration": job.run_id,
                 "parameter layout": layout_hash(job.layout),
+                "ranks": str(job.fleet.ranks),
                 "corpus": corpus.content_hash,
                 "torch": torch.__version__,
             }
@@ -153,23 +171,25 @@ def _first_round(group: Group, folder: RunFolder) -> int:
 
 
 def _run(job: Job, group: Group, folder: RunFolder, corpus: Corpus, round0: int) -> tuple[State, NetHooks]:
-    me = group.me
-    body = job.body(me, corpus, job.pace_s(me))
+    site, seat = group.site, job.rank_seat(group.me)
+    me = seat.me
+    body = job.body(me, corpus, job.pace_s(me), site if site.size > 1 else None)
     start_s = 0.0
-    mine = Mine(folder, me)
+    mine = Mine(folder, group.me, site.rank)
     if round0:
-        state, kept, extra = part_of(job, folder.checkpoints, round0, me, body.device)
+        state, kept, extra = part_of(job, folder.checkpoints, round0, me, body.device, Place(site.rank, site.size))
         body.load_state(kept)
         start_s = extra["time_s"]
         for name in STREAMS:
             mine.folder.cut(name, round0)
     else:
-        state = job.first_state(me, master(parameters_of(body.model)))
+        state = job.first_state(me, master(body.tree), seat)
     title = f"{job.title} on {job.fleet.name}"
-    with Progress(job.method.rounds, title, quiet=me != 0, first_round=round0, first_tokens=state.tokens) as progress:
-        hooks = NetHooks(job, group, folder, mine, corpus, progress)
+    with Progress(job.method.rounds, title, quiet=group.me != 0, first_round=round0, first_tokens=state.tokens) as progress:
+        hooks = NetHooks(job, group, folder, mine, corpus, progress, me)
+        program = among_ranks(seat, peer(seat, state))
         try:
-            state, _ = run(peer(job.seat(me), state), body, hooks, group, start_s=start_s, rounds0=round0, ahead=job.config.run.ahead)
+            state, _ = run(program, body, hooks, group, start_s=start_s, rounds0=round0, ahead=job.config.run.ahead)
         finally:
             mine.close()
     hooks.close_checkpoints(wait=True)
@@ -181,14 +201,19 @@ def _run(job: Job, group: Group, folder: RunFolder, corpus: Corpus, round0: int)
 class Mine:
     """One worker's own records while the run goes: whole whatever happens to the others, merged by worker 0 at the end."""
 
-    def __init__(self, folder: RunFolder, me: int) -> None:
-        path = folder.path / "workers" / str(me)
+    def __init__(self, folder: RunFolder, seat: int, rank: int = 0) -> None:
+        path = folder.path / "workers" / str(seat)
+        self._rank = rank
         path.mkdir(parents=True, exist_ok=True)
         self.folder = RunFolder(path)
         self._files: dict[str, JsonLines] = {}
 
     def add(self, name: str, record: dict[str, Any]) -> None:
-        """Adds a record to one of STREAMS."""
+        """Adds a record to one of STREAMS. Of the ranks of a worker the first keeps the books; of the others only bytes count."""
+        if self._rank:
+            if "bytes_sent" not in record:
+                return
+            record = {**record, "rank": self._rank}
         if name not in self._files:
             self._files[name] = JsonLines(self.folder.path / name, every=64 if name.startswith("trace") else 1)
         self._files[name].add(record)
@@ -213,9 +238,10 @@ class NetHooks:
     left closes the round when the parts of all that are left are there, without making anybody wait.
     """
 
-    def __init__(self, job: Job, group: Group, folder: RunFolder, mine: Mine, corpus: Corpus, progress: Progress) -> None:
-        self.job, self.group, self.folder, self.mine, self.progress = job, group, folder, mine, progress
-        self.judge = job.judge(corpus)
+    def __init__(self, job: Job, group: Group, folder: RunFolder, mine: Mine, corpus: Corpus, progress: Progress, worker: int) -> None:
+        self.job, self.group, self.folder, self.mine, self.progress, self.worker = job, group, folder, mine, progress, worker
+        self._corpus, self._site = corpus, group.site
+        self._judge = job.judge(corpus, group.site if group.site.size > 1 else None)
         self._open: dict[int, int] = {}  # round -> planned tokens, of checkpoints that this worker has not closed
         self._loss: float | None = None
         self._compute_s, self._asked_s, self._steps = 0.0, 0.0, 0
@@ -225,18 +251,24 @@ class NetHooks:
         """The folder of the worker's own records."""
         return self.mine.folder.path
 
-    def boundary(self, worker: int, round: int, time_s: float, state: State, body: Body | None) -> Go | Stop:
+    def judge(self, tree: Tree) -> float:
+        """The validation loss of the parameters of a whole model."""
+        return (self._judge if self._site.size == 1 else self.job.judge(self._corpus))(tree)
+
+    def boundary(self, seat: int, round: int, time_s: float, state: State, body: Body | None) -> Go | Stop:
+        worker, site = self.worker, self._site
         if self._due(self.job.config.eval.every, round):
-            self._loss = self.judge(state.x)
+            self._loss = self._judge(state.x)
             self.mine.add("metrics.jsonl", evaluation(round, worker, state.tokens, time_s, self._loss))
         if self._due(self.job.config.checkpoint.every, round) or round == self.group.last_round:
             assert body is not None
             self.mine.flush()
-            sha = checkpoint.write_part(self.folder.checkpoints, round, worker, state, body.state(), {"time_s": time_s})
-            self.group.post(f"checkpoint/{round}/{worker}", sha)
+            place = Place(site.rank, site.size)
+            sha = checkpoint.write_part(self.folder.checkpoints, round, worker, state, body.state(), {"time_s": time_s}, place)
+            self.group.post(f"checkpoint/{round}/{seat}", sha)
             self._open[round] = state.tokens
         self.close_checkpoints()
-        if self.job.kills.get(worker) == round:
+        if self.job.kills.get(worker) == round and site.rank == site.size - 1:
             self.mine.flush()
             os.kill(os.getpid(), signal.SIGKILL)
         whose = "validation loss" if self.job.method.synchronous else f"worker {worker}'s validation loss"
@@ -255,15 +287,19 @@ class NetHooks:
             done = checkpoint.newest(folder) or 0
             self._open = {round: tokens for round, tokens in self._open.items() if round > done}
         for round in sorted(self._open):
-            parts = group.posted_by({i: f"checkpoint/{round}/{i}" for i in range(self.job.n)}, wait=wait)
-            if parts is not None:
+            posted = group.posted_by({i: f"checkpoint/{round}/{i}" for i in range(group.n)}, wait=wait)
+            if posted is not None:
+                places = self.job.ranges.seats if self.job.ranges else lambda w: range(w, w + 1)
+                parts = {w: [posted[s] for s in places(w)] for w in range(self.job.n) if all(s in posted for s in places(w))}
                 checkpoint.close(folder, round, self._open.pop(round), parts, keep=self.job.config.checkpoint.keep)
 
     def note(self, record: dict[str, Any]) -> None:
         if record["kind"] == "round":
             self._compute_s += record["compute_s"]
-            self._asked_s += record["steps"] * (self.job.pace_s(self.group.me, record["round"] - 1) or 0.0)
+            self._asked_s += record["steps"] * (self.job.pace_s(self.worker, record["round"] - 1) or 0.0)
             self._steps += record["steps"]
+        if self.job.ranges and (seat := record.get("waited_for")) is not None:
+            record["waited_for"] = self.job.ranges.workers[seat]
         self.mine.add("metrics.jsonl", record)
 
     def missed_pace(self) -> str | None:
@@ -272,9 +308,9 @@ class NetHooks:
             return None
         asked_s = self._asked_s / self._steps
         return (
-            f"worker {self.group.me} could not keep its pace: {self._compute_s / self._steps:.3f} s an inner step, {asked_s:.3f} s asked. "
+            f"worker {self.worker} could not keep its pace: {self._compute_s / self._steps:.3f} s an inner step, {asked_s:.3f} s asked. "
             "The idle times of this run are this machine's, not the fleet's: raise clock.pace_s"
         )
 
-    def span(self, worker: int, kind: TraceKind, start_s: float, end_s: float, round: int) -> None:
-        self.mine.add("trace.jsonl", {"worker": worker, "kind": kind, "start_s": start_s, "end_s": end_s, "round": round + 1})
+    def span(self, seat: int, kind: TraceKind, start_s: float, end_s: float, round: int) -> None:
+        self.mine.add("trace.jsonl", {"worker": self.worker, "kind": kind, "start_s": start_s, "end_s": end_s, "round": round + 1})

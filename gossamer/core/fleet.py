@@ -20,77 +20,16 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 from gossamer.core.errors import BadInput
+from gossamer.core.trace import LARGEST, SMALLEST, Trace, above_zero, not_negative, rising
 
 MSS_BYTES = 1460
 """Payload of one TCP segment on Ethernet."""
 MAX_WORKERS = 100_000
 """Of a fleet: so many are simulated in minutes and fit in memory."""
-SMALLEST, LARGEST = 1e-12, 1e15
-"""Between these lies every number of a fleet that is not 0: products and quotients of a few of them stay finite and above 0."""
-_RANGE = f"from {SMALLEST:g} to {LARGEST:g}"
-
-
-def _above_zero(value: float, what: str, *, finite: bool = True) -> None:
-    if not SMALLEST <= value <= LARGEST and (finite or value != math.inf):
-        raise BadInput(f"{what} is {value}: expected a {'finite ' if finite else ''}number above 0 ({_RANGE})")
-
-
-def _not_negative(value: float, what: str) -> None:
-    if value != 0 and not SMALLEST <= value <= LARGEST:
-        raise BadInput(f"{what} is {value}: expected a finite number, 0 or more ({_RANGE})")
-
-
-def _rising(points: tuple[tuple[int, float], ...], what: str, unit: str) -> None:
-    if any(not 1 <= t <= LARGEST or not SMALLEST <= v <= LARGEST for t, v in points) or any(a >= b for (a, _), (b, _) in pairwise(points)):
-        raise BadInput(
-            f"{what} is {list(points)}: expected pairs (tokens of a step, {unit}), both above 0 and at most {LARGEST:g} "
-            f"({unit} {SMALLEST:g} or more), tokens rising"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Trace:
-    """A factor on a rate that changes over time: factors[k] holds from times_s[k] to times_s[k+1], the last one for good.
-
-    >>> trace = Trace((0.0, 10.0), (1.0, 0.5))
-    >>> trace.factor(10.0), trace.next_change(3.0), trace.finish(8.0, work_s=4.0)
-    (0.5, 10.0, 14.0)
-    """
-
-    times_s: tuple[float, ...]
-    factors: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        times, factors = self.times_s, self.factors
-        if not times or len(times) != len(factors):
-            raise BadInput(f"a trace has {len(times)} times and {len(factors)} factors: give one factor for each time, at least one")
-        if times[0] != 0 or any(not a < b <= LARGEST for a, b in pairwise(times)):
-            raise BadInput(f"the times of a trace are {list(times)}: they must start at 0 and rise, to {LARGEST:g} at most")
-        if any(not 0 <= f <= LARGEST for f in factors) or factors[-1] < SMALLEST:
-            raise BadInput(f"the factors of a trace are {list(factors)}: expected 0 (an outage) or more, and the last one {_RANGE}")
-
-    def factor(self, at_s: float) -> float:
-        """The factor that holds at `at_s` (seconds, 0 or more)."""
-        return self.factors[bisect_right(self.times_s, at_s) - 1]
-
-    def next_change(self, at_s: float) -> float:
-        """The first change after `at_s`; infinity when there is none."""
-        k = bisect_right(self.times_s, at_s)
-        return self.times_s[k] if k < len(self.times_s) else math.inf
-
-    def finish(self, start_s: float, work_s: float) -> float:
-        """When work that takes `work_s` seconds at factor 1 ends, begun at `start_s`: the e with integral of the factor from start to e
-        equal to work_s."""
-        now_s = start_s
-        while True:
-            factor, change_s = self.factor(now_s), self.next_change(now_s)
-            if factor * (change_s - now_s) >= work_s:
-                return now_s + work_s / factor if work_s else now_s
-            work_s -= factor * (change_s - now_s)
-            now_s = change_s
+MAX_RANKS = 1024
+"""Of a worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +42,13 @@ class Gpu:
     memory_gb: float
 
     def __post_init__(self) -> None:
-        _above_zero(self.tflops, f"tflops of GPU {self.name!r}")
-        _above_zero(self.memory_gb, f"memory_gb of GPU {self.name!r}")
+        above_zero(self.tflops, f"tflops of GPU {self.name!r}")
+        above_zero(self.memory_gb, f"memory_gb of GPU {self.name!r}")
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Workers of one kind in one place, one GPU each."""
+    """Workers of one kind in one place, `ranks` GPUs each."""
 
     name: str
     region: str
@@ -130,37 +69,43 @@ class Site:
     trace: Trace | None = None
     """Factor over time on both up_mbps and down_mbps."""
     memory_gb: tuple[tuple[int, float], ...] = ()
-    """Measured peak memory of a step: (tokens of the step, GB = 1e9 bytes), tokens rising, two points or more."""
+    """Measured peak memory of a step on the fullest GPU: (tokens of the worker's step, GB = 1e9 bytes), tokens rising, two points or
+    more."""
     memory_limit_gb: float | None = None
     """What training may use at most, in GB; None: the card's memory."""
+    ranks: int = field(default=1, repr=False)
+    """GPUs of each worker, over which its model and its batches are cut. Not in what tells one run from another: a run may go on with
+    other rank counts."""
 
     def __post_init__(self) -> None:
         me = f"of site {self.name!r}"
         if self.workers < 1:
             raise BadInput(f"workers {me} is {self.workers}: expected 1 or more (leave an empty site out)")
+        if not 1 <= self.ranks <= MAX_RANKS:
+            raise BadInput(f"ranks {me} is {self.ranks}: expected the GPUs of one worker, 1 to {MAX_RANKS}")
         if not SMALLEST <= self.mfu <= 1:
             raise BadInput(f"mfu {me} is {self.mfu}: expected a part of the peak, above 0 and at most 1 (0.4 is usual)")
-        _not_negative(self.overhead_s, f"overhead_s {me}")
-        _above_zero(self.speed, f"speed {me}")
-        _above_zero(self.up_mbps, f"up_mbps {me}", finite=False)
-        _above_zero(self.down_mbps, f"down_mbps {me}", finite=False)
-        _rising(self.step_s, f"step_s {me}", "seconds")
-        _rising(self.memory_gb, f"memory_gb {me}", "GB")
+        not_negative(self.overhead_s, f"overhead_s {me}")
+        above_zero(self.speed, f"speed {me}")
+        above_zero(self.up_mbps, f"up_mbps {me}", finite=False)
+        above_zero(self.down_mbps, f"down_mbps {me}", finite=False)
+        rising(self.step_s, f"step_s {me}", "seconds")
+        rising(self.memory_gb, f"memory_gb {me}", "GB")
         if len(self.memory_gb) == 1:
             raise BadInput(f"memory_gb {me} has one point, through which no line is known: give two or more, of unlike tokens")
         if self.memory_limit_gb is not None:
-            _above_zero(self.memory_limit_gb, f"memory_limit_gb {me}")
+            above_zero(self.memory_limit_gb, f"memory_limit_gb {me}")
         if self.step_s and self.speed != 1.0:
             raise BadInput(f"site {self.name!r} has a measured step_s and speed {self.speed}: a measured time needs no factor; drop one")
 
     def time_s(self, tokens: int, flops_per_token: float) -> float:
-        """Seconds of one inner step on `tokens` tokens: t = (t0 + tokens * flops_per_token / (mfu * peak)) / speed.
+        """Seconds of one inner step on `tokens` tokens: t = (t0 + tokens * flops_per_token / (ranks * mfu * peak)) / speed.
 
         With a measured profile: interpolated between its points, continued along the outer segments beyond them (never below half of
         what the nearest point gives per token), in proportion to tokens when there is one point.
         """
         if not self.step_s:
-            return (self.overhead_s + tokens * flops_per_token / (self.mfu * self.gpu.tflops * 1e12)) / self.speed
+            return (self.overhead_s + tokens * flops_per_token / (self.ranks * self.mfu * self.gpu.tflops * 1e12)) / self.speed
         points = self.step_s
         k = min(max(bisect_right([t for t, _ in points], tokens), 1), len(points) - 1)
         near_t, near_s = points[0] if tokens <= points[0][0] else points[-1]
@@ -242,9 +187,9 @@ class Link:
     """Factor on the rate over time."""
 
     def __post_init__(self) -> None:
-        _above_zero(self.rate_mbps, "rate_mbps of a link")
-        _not_negative(self.latency_ms, "latency_ms of a link")
-        _not_negative(self.jitter_ms, "jitter_ms of a link")
+        above_zero(self.rate_mbps, "rate_mbps of a link")
+        not_negative(self.latency_ms, "latency_ms of a link")
+        not_negative(self.jitter_ms, "jitter_ms of a link")
         if self.loss != 0 and not SMALLEST <= self.loss < 1:
             raise BadInput(f"loss of a link is {self.loss}: expected a packet loss rate from 0 to below 1 (0.001 for 0.1 %)")
         if self.window_bytes is not None and not MSS_BYTES <= self.window_bytes <= LARGEST:
@@ -301,7 +246,7 @@ class Fleet:
     _place_of: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        _not_negative(self.message_s, f"message_s of fleet {self.name!r}")
+        not_negative(self.message_s, f"message_s of fleet {self.name!r}")
         if not self.sites:
             raise BadInput(f"fleet {self.name!r} has no sites: give at least one")
         if (workers := sum(site.workers for site in self.sites)) > MAX_WORKERS:
@@ -370,6 +315,11 @@ class Fleet:
         if not 0 <= i < len(self._site_of):
             raise BadInput(f"worker {i} is not in fleet {self.name!r}: its workers are 0 to {self.n - 1}")
         return i
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Ranks (GPUs) of each worker."""
+        return tuple(self.sites[s].ranks for s in self._site_of)
 
     def site(self, i: int) -> Site:
         """The site of worker i."""

@@ -25,11 +25,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gossamer.core.errors import BadInput
-from gossamer.core.fleet import LAN, LARGEST, Fleet, Gpu, Link, Site, Trace
+from gossamer.core.fleet import LAN, Fleet, Gpu, Link, Site
+from gossamer.core.trace import LARGEST, Trace
 
 _FLEET = ("name", "source", "message_ms", "local", "gpus", "sites", "links")
 _SITE_NUMBERS = ("up_mbps", "down_mbps", "mfu", "overhead_s", "speed", "memory_limit_gb")
-_SITE = ("name", "region", "gpu", "workers", *_SITE_NUMBERS, "step_s", "memory_gb", "trace")
+_SITE = ("name", "region", "gpu", "workers", "ranks", *_SITE_NUMBERS, "step_s", "memory_gb", "trace")
 _LINK = ("rate_mbps", "latency_ms", "rtt_ms", "jitter_ms", "loss", "window_bytes", "connections", "trace")
 
 
@@ -172,6 +173,7 @@ def _site(table: Any, index: int, gpus: Mapping[str, Gpu]) -> Site:
         up_mbps=numbers["up_mbps"],
         down_mbps=numbers["down_mbps"],
         workers=_integer(t.get("workers", 1), f"workers of {where}"),
+        ranks=_integer(t.get("ranks", 1), f"ranks of {where}"),
         mfu=numbers.get("mfu", 0.4),
         overhead_s=numbers.get("overhead_s", 0.0),
         speed=numbers.get("speed", 1.0),

@@ -48,13 +48,14 @@ def fragments(layout: Layout, count: int) -> tuple[Layout, ...]:
     >>> [[p.name for p in piece] for piece in fragments(layout_of(tree), 3)]
     [['a'], ['b', 'c'], ['d']]
     """
-    if not 1 <= count <= len(layout):
+    tensors = [tuple(parts) for _, parts in itertools.groupby(layout, key=lambda part: part.name)]
+    if not 1 <= count <= len(tensors):
         raise BadInput(
-            f"{count} fragments of a model of {len(layout)} tensors: expected 1 to {len(layout)}, since a fragment is whole tensors"
+            f"{count} fragments of a model of {len(tensors)} tensors: expected 1 to {len(tensors)}, since a fragment is whole tensors"
         )
-    ends = list(itertools.accumulate((part.size for part in layout), initial=0))
+    ends = list(itertools.accumulate((numel(parts) for parts in tensors), initial=0))
     edges = [0]
     for k in range(1, count):
         target = ends[-1] * k / count
-        edges.append(min(range(edges[-1] + 1, len(layout) - count + k + 1), key=lambda i: abs(ends[i] - target)))
-    return tuple(layout[a:b] for a, b in itertools.pairwise([*edges, len(layout)]))
+        edges.append(min(range(edges[-1] + 1, len(tensors) - count + k + 1), key=lambda i: abs(ends[i] - target)))
+    return tuple(tuple(itertools.chain(*tensors[a:b])) for a, b in itertools.pairwise([*edges, len(tensors)]))

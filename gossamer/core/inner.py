@@ -287,13 +287,17 @@ def set_lr(optimizer: torch.optim.Optimizer, factor: float) -> None:
 
 
 @torch.no_grad()
-def clip_(grads: Sequence[Tensor], limit: float) -> Tensor:
+def clip_(grads: Sequence[Tensor], limit: float, total: Callable[[Tensor], Tensor] | None = None) -> Tensor:
     """Scales all of `grads` in place by min(1, limit / norm), norm over all of them together. Returns the norm before (float64 scalar).
 
     The squares are summed in float64, so that replicas which hold the same mean gradient take the same step. No host synchronisation on
     an accelerator. A norm that is not finite makes the gradients NaN, which the guard of the outer step refuses and names.
+
+    Args:
+        total: makes of this rank's sum of squares that of all ranks, which hold the rest of the gradient; None: there is no rest.
     """
-    norm = squares(grads).sqrt()
+    mine = squares(grads)
+    norm = (total(mine) if total else mine).sqrt()
     scale = (limit / (norm + 1e-6)).clamp(max=1.0)
     if not norm.is_cpu:
         torch._foreach_mul_(list(grads), scale.to(torch.float32))

@@ -31,6 +31,7 @@ from torch import Tensor
 
 from gossamer.core.errors import BadInput
 from gossamer.core.rng import Stream, words
+from gossamer.core.tree import Layout, flat
 
 BUCKETS = 61
 """Numbers of a sketch."""
@@ -54,6 +55,28 @@ def sketch(tree: Mapping[str, Tensor]) -> NDArray[np.float64]:
         total += signed[: strip * BUCKETS].view(BUCKETS, strip).sum(dim=1, dtype=torch.float64)
         total[: len(piece) - strip * BUCKETS] += signed[strip * BUCKETS :]
     return total.cpu().numpy()
+
+
+def sketch_of_ranges(tree: Mapping[str, Tensor], layout: Layout, whole: Layout) -> NDArray[np.float64]:
+    """The share of a rank, which holds `layout` of `whole`, in the sketch of its worker's tree: the shares of all ranks add up."""
+    starts, at = {}, 0
+    for part in whole:
+        starts[part.name, part.lo] = at
+        at += part.size
+    total = np.zeros(BUCKETS)
+    for part in (p for p in layout if p.size):
+        values, at_part = flat(tree, part).detach().cpu().numpy(), starts[part.name, part.lo]
+        signs = _signs(torch.device("cpu")).numpy()
+        while values.size:
+            number, within = divmod(at_part, _BLOCK)
+            piece, values = values[: _BLOCK - within], values[_BLOCK - within :]
+            first = number * _STRIDE % (_POOL - _BLOCK) + within
+            strip = min(_BLOCK, at - number * _BLOCK) // BUCKETS
+            places = np.arange(within, within + piece.size)
+            bucket = np.where(places < strip * BUCKETS, places // max(1, strip), places - strip * BUCKETS)
+            total += np.bincount(bucket, piece.astype(np.float64) * signs[first : first + piece.size], BUCKETS)
+            at_part += piece.size
+    return total
 
 
 def write(sketch: NDArray[np.float64]) -> str:

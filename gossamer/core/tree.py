@@ -40,11 +40,18 @@ class Part:
     """True for embeddings and output layers, whose rows live apart: a codec with one magnitude a tensor takes one a row here."""
     dtype: torch.dtype = torch.float32
     """The dtype that the parameter has in the model. What is exchanged is float32 (or coded from it)."""
+    within: tuple[int, int] | None = None
+    """The flat range of the full tensor that the tree's tensor holds (a shard); None: all of it."""
 
     @property
     def size(self) -> int:
         """Elements carried."""
         return self.hi - self.lo
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """The flat range of the full tensor that the tree's tensor holds."""
+        return self.within or (0, self.numel)
 
 
 Layout: TypeAlias = tuple[Part, ...]
@@ -76,7 +83,8 @@ def numel(layout: Layout) -> int:
 
 def flat(tree: Mapping[str, Tensor], part: Part) -> Tensor:
     """The range of `part` as a one-dimensional view (the tensor must be contiguous)."""
-    return tree[part.name].view(-1)[part.lo : part.hi]
+    start = part.held[0]
+    return tree[part.name].view(-1)[part.lo - start : part.hi - start]
 
 
 def master(tree: Mapping[str, Tensor]) -> Tree:
@@ -122,7 +130,7 @@ def _bytes(t: Tensor) -> Tensor:
     return t.detach().contiguous().view(-1).view(torch.uint8)
 
 
-def _mark(t: Tensor) -> bytes:
+def bits_of(t: Tensor) -> bytes:
     """Sum and exclusive or of the 64-bit words of `t`, the last filled up with zeros. On an accelerator they are formed there."""
     raw = _bytes(t)
     pad = -raw.numel() % 8
@@ -147,7 +155,7 @@ def digest(*trees: Mapping[str, Tensor]) -> int:
     for tree in trees:
         for name, t in tree.items():
             h.update(name.encode())
-            h.update(_mark(t))
+            h.update(bits_of(t))
     return int.from_bytes(h.digest(), "little")
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from gossamer.net.start import STORE_ENV, begun_of, marker_of
+from gossamer.real.seats import Seats
 from gossamer.real.signals import handling
 from gossamer.worker.effects import Addr
 
@@ -59,6 +60,28 @@ class _Fleet:
     at_once: bool = False
     """It was asked twice, and the workers killed."""
     ends: SimpleQueue[Addr] = field(default_factory=SimpleQueue)
+    seats: Seats | None = None
+    """Which processes are ranks of one worker, where some have several."""
+    lost: set[Addr] = field(default_factory=set)
+    """Whose end has been told, ranks of the same worker included."""
+
+    def name(self, i: Addr) -> str:
+        """As messages have it."""
+        return self.seats.name(i) if self.seats else f"worker {i}"
+
+    def site(self, i: Addr) -> tuple[Addr, ...]:
+        """The ranks of the worker of process i."""
+        return self.seats.site(i) if self.seats else (i,)
+
+    def bury(self, i: Addr) -> bool:
+        """Process i has failed, and with it its worker: ends its other ranks. False where that has been done."""
+        new = i not in self.lost
+        self.lost |= set(self.site(i))
+        for j in self.site(i):
+            if self.children[j].code is None:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self.children[j].process.pid, signal.SIGKILL)
+        return new
 
     @property
     def running(self) -> list[_Child]:
@@ -132,6 +155,7 @@ def launch(
     grace_s: float = 10.0,
     rounds: bool = True,
     survives: bool = False,
+    seats: Seats | None = None,
 ) -> int:
     """Runs `argv` n times, as workers 0 to n - 1 of one run, to their common end. No process of it is left when this returns.
 
@@ -146,6 +170,7 @@ def launch(
         grace_s: how long the others may take to end by themselves.
         rounds: False: the workers have no rounds to stop after; Ctrl-C ends them.
         survives: whether the others go on when a worker has failed, once all are connected, unless it was given bad input.
+        seats: which of the n processes are ranks of one worker, where some have several; they end together.
 
     Returns:
         An exit code: 0 all ended well (or, of those that go on, at least one), 1 a worker failed, 2 a worker was given bad input, 130 or
@@ -153,7 +178,7 @@ def launch(
     """
     log_dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="gossamer-") as folder:
-        fleet = _Fleet([], Path(folder) / "store", rounds)
+        fleet = _Fleet([], Path(folder) / "store", rounds, seats=seats)
         try:
             with handling(partial(_pass_on, fleet, say)):
                 for i in range(n):
@@ -190,8 +215,8 @@ def _supervise(fleet: _Fleet, last_checkpoint: Callable[[], str | None], say: Ca
         if i is None or not fleet.failed(i):
             continue
         if survives and fleet.children[i].code != 2 and fleet.begun:
-            if fleet.running:
-                say(_obituary(i, fleet.children[i], "the others go on without it"))
+            if fleet.bury(i) and any(not set(fleet.site(j)) & fleet.lost for j, c in enumerate(fleet.children) if c.code is None):
+                say(_obituary(fleet.name(i), fleet.children[i], "the others go on without it"))
             continue
         cause = fleet.cause(i, grace_s)
         if not fleet.failed(cause):  # it was told to stop while it could not do so cleanly; the others only lost it
@@ -199,7 +224,7 @@ def _supervise(fleet: _Fleet, last_checkpoint: Callable[[], str | None], say: Ca
         code = fleet.children[cause].code
         if not (code == 2 and _has_ended_so(fleet.children[0], 2)):  # bad input: worker 0 has said it already
             checkpoint = last_checkpoint()
-            say(_obituary(cause, fleet.children[cause], "so the run was ended"))
+            say(_obituary(fleet.name(cause), fleet.children[cause], "so the run was ended"))
             say(f"Last whole checkpoint: {checkpoint}." if checkpoint else "There is no whole checkpoint yet.")
         _end(fleet, grace_s)
         return 2 if code == 2 else 1
@@ -235,14 +260,13 @@ def _has_ended_so(child: _Child, code: int, within_s: float = 2.0) -> bool:
     return child.process.returncode == code
 
 
-def _obituary(i: Addr, child: _Child, then: str) -> str:
+def _obituary(name: str, child: _Child, then: str) -> str:
     code = child.code or 0
     if code < 0:
-        name = signal.Signals(-code).name
-        fate = f"was killed ({name})"
+        fate = f"was killed ({signal.Signals(-code).name})"
     else:
         fate = f"failed (exit code {code})"
-    lines = [f"worker {i} {fate}, {then}."]
+    lines = [f"{name} {fate}, {then}."]
     if -code == signal.SIGKILL:
         lines.append("If nobody killed it, the system did, which it does when memory runs out.")
     if child.log is not None:

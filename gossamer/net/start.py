@@ -9,7 +9,9 @@ from typing import Literal
 
 from gossamer.core.errors import BadInput
 from gossamer.net.gloo import GlooWire, c10d
+from gossamer.net.site import site_of
 from gossamer.real.group import Group
+from gossamer.real.seats import Seats
 from gossamer.real.wire import Store
 from gossamer.worker.effects import Addr
 
@@ -19,13 +21,24 @@ STORE_ENV = "GOSSAMER_STORE"
 _joined = 0  # groups made by this process: each has its own names in the store
 
 
-def over_gloo(store: Store, me: Addr, n: int, *, local: bool = False, start_timeout_s: float = 600.0, survives: bool = False) -> Group:
+def over_gloo(
+    store: Store,
+    me: Addr,
+    n: int,
+    *,
+    local: bool = False,
+    start_timeout_s: float = 600.0,
+    survives: bool = False,
+    seats: Seats | None = None,
+    device: str = "cpu",
+) -> Group:
     """Worker `me` of `n`, connected to all others by gloo.
 
     Args:
         store: a store of torch.distributed, by which the workers find each other.
         local: all workers are on this machine: keep to the loopback interface.
-        start_timeout_s, survives: as of Group.
+        start_timeout_s, survives, seats: as of Group.
+        device: where the models are ("cpu" or "cuda"), for the process groups of workers of several ranks.
 
     Raises:
         RunFailed: some workers did not come; the message names them.
@@ -35,9 +48,17 @@ def over_gloo(store: Store, me: Addr, n: int, *, local: bool = False, start_time
         return GlooWire(c10d.PrefixStore(channel, store), me, n, local=local)
 
     return Group(
-        store, me, n, connect, start_timeout_s=start_timeout_s, survives=survives, blame=lambda lost: _mark(me, lost),
+        store,
+        me,
+        n,
+        connect,
+        start_timeout_s=start_timeout_s,
+        survives=survives,
+        blame=lambda lost: _mark(me, lost),
         remedy="start all of them, with one MASTER_ADDR and MASTER_PORT that each can reach",
-    )  # fmt: skip
+        seats=seats,
+        site=lambda: site_of(store, seats, me, device=device, local=local),
+    )
 
 
 def marker_of(store: str | Path, worker: Addr) -> Path:
@@ -55,8 +76,8 @@ def _mark(me: Addr, lost: Addr) -> None:
         marker_of(os.environ[STORE_ENV], me).write_text(str(lost))
 
 
-def init(*, start_timeout_s: float = 600.0, survives: bool = False) -> Group:
-    """Connects this process to the other workers of its run, one worker per process.
+def init(*, start_timeout_s: float = 600.0, survives: bool = False, seats: Seats | None = None, device: str = "cpu") -> Group:
+    """Connects this process to the others of its run: one worker per process, or (`seats`) one rank of a worker.
 
     Where they are: of `launch` (a file, no ports), else of torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), else none: one worker.
     The connections are gloo groups of our own, beside torch's default group, which is neither needed nor touched: packets are CPU bytes.
@@ -84,7 +105,10 @@ def init(*, start_timeout_s: float = 600.0, survives: bool = False) -> Group:
         store = next(iter(c10d.rendezvous("env://", timeout=timedelta(seconds=start_timeout_s))))[0]
     local = env.get("LOCAL_WORLD_SIZE") == str(n) and "GLOO_SOCKET_IFNAME" not in env
     name = f"gossamer/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}/{_joined}"
-    group = over_gloo(c10d.PrefixStore(name, store), me, n, local=local, start_timeout_s=start_timeout_s, survives=survives)
+    if seats is not None and len(seats.workers) != n:
+        raise BadInput(f"{n} processes were started for workers that have {len(seats.workers)} ranks together: start so many")
+    store = c10d.PrefixStore(name, store)
+    group = over_gloo(store, me, n, local=local, start_timeout_s=start_timeout_s, survives=survives, seats=seats, device=device)
     if STORE_ENV in env:
         begun_of(env[STORE_ENV], me).touch()
     return group

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from queue import SimpleQueue
 
 from gossamer.core.errors import RunFailed
+from gossamer.real.seats import Seats
 from gossamer.worker.effects import Addr
 
 _VERDICT_S = 0.5
@@ -17,14 +18,16 @@ _VERDICT_S = 0.5
 class PeerLost(RunFailed):
     """Another worker is gone. The run ends here; the cause is there."""
 
-    def __init__(self, worker: Addr, round: int, why: str) -> None:
-        super().__init__(f"worker {worker} is gone (round {round}: {why}); the run cannot go on without it")
+    def __init__(self, worker: Addr, round: int, why: str, name: str = "") -> None:
+        super().__init__(f"{name or f'worker {worker}'} is gone (round {round}: {why}); the run cannot go on without it")
         self.worker = worker
+        """Its seat: where all workers have one rank, its number."""
         self.round = round
         self.why = why
+        self.name = name
 
-    def __reduce__(self) -> tuple[type[PeerLost], tuple[Addr, int, str]]:
-        return type(self), (self.worker, self.round, self.why)
+    def __reduce__(self) -> tuple[type[PeerLost], tuple[Addr, int, str, str]]:
+        return type(self), (self.worker, self.round, self.why, self.name)
 
 
 class Board:
@@ -34,16 +37,19 @@ class Board:
     stands when no reason has come within half a second: else the survivors would blame each other.
     """
 
-    def __init__(self, survives: bool = False) -> None:
+    def __init__(self, survives: bool = False, seats: Seats | None = None, me: Addr = 0) -> None:
         self.changed = threading.Condition()
         self.survives = survives
         """Whether this worker goes on when another one is gone."""
+        self.seats = seats
+        """Which seats are ranks of one worker, that is there or gone with all of them; None where each is a worker."""
+        self._me = me
         self.over = False
         """This worker closes its connections. That others go with them is no news, and nobody must be told of it."""
         self.dead: dict[Addr, str] = {}
         """Who is gone, and why; empty where that ends the run."""
-        self.on_death: Callable[[Addr], None] = lambda worker: None
-        """Told of each, with the condition held."""
+        self.on_death: Callable[[frozenset[Addr]], None] = lambda gone: None
+        """Told of each worker, as all of its seats, with the condition held."""
         self.failure: RunFailed | None = None
         self.left: set[Addr] = set()
         """Workers that have left cleanly: that their connections close is no failure."""
@@ -63,13 +69,23 @@ class Board:
         with self.changed:
             if self.over or worker in self.left or worker in self.dead:
                 return
-            if not self.survives:
-                self.fail(PeerLost(worker, self.round, why))
+            site = self.site_of(worker)
+            if not self.survives or self._me in site:
+                self.fail(PeerLost(worker, self.round, why, self.name(worker)))
                 return
-            self.dead[worker] = why
-            self._suspects.pop(worker, None)
-            self.on_death(worker)
+            for seat in site:
+                self.dead[seat] = why
+                self._suspects.pop(seat, None)
+            self.on_death(frozenset(site))
             self.changed.notify_all()
+
+    def site_of(self, seat: Addr) -> tuple[Addr, ...]:
+        """The seats that are there or gone together with this one."""
+        return self.seats.site(seat) if self.seats else (seat,)
+
+    def name(self, seat: Addr) -> str:
+        """As messages have it."""
+        return self.seats.name(seat) if self.seats else f"worker {seat}"
 
     def suspect(self, worker: Addr, why: str) -> None:
         """The data connection to `worker` broke."""

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
+from typing import TypeVar
 
 from gossamer.core.errors import RunFailed
 from gossamer.real.group import Group
@@ -40,6 +42,10 @@ from gossamer.worker.effects import (
 from gossamer.worker.packet import Packet, unseal
 from gossamer.worker.pump import Final, Pump
 from gossamer.worker.state import State
+
+T = TypeVar("T")
+_REASON_S = 1.0
+"""How long a rank whose collective has failed waits to learn who is gone."""
 
 
 class RealWorld:
@@ -102,15 +108,31 @@ class RealWorld:
                     return step.state
                 self.group.board.check()
                 begin_s = time.monotonic()
-                done = self._body.compute(step.work)
+                done = self._within_site(partial(self._body.compute, step.work))
                 reply = done if done.seconds else done._replace(seconds=time.monotonic() - begin_s)
                 ledger.spend("compute")
             except RunFailed as error:
                 if error is self.group.board.failure:
                     raise
-                raise RunFailed(f"worker {self.group.me}, round {self.round}: {error}") from error
+                raise RunFailed(f"{self._name}, round {self.round}: {error}") from error
             except Exception as error:
-                raise RunFailed(f"worker {self.group.me}, round {self.round}: {type(error).__name__}: {error}") from error
+                raise RunFailed(f"{self._name}, round {self.round}: {type(error).__name__}: {error}") from error
+
+    @property
+    def _name(self) -> str:
+        return self.group.board.name(self.group.me)
+
+    def _within_site(self, call: Callable[[], T]) -> T:
+        """What `call` returns, which may talk to the other ranks of the worker. When one of them is gone it fails, and the notes tell why
+        a moment later."""
+        try:
+            return call()
+        except RuntimeError:
+            if self.group.site.size > 1:
+                with suppress(RunFailed):
+                    self.group.board.wait(lambda: False, _REASON_S)
+                self.group.board.check()
+            raise
 
     def answer(self, effect: Effect) -> Reply:
         """The reply to any effect but Compute; it may block."""
@@ -130,7 +152,7 @@ class RealWorld:
         elif isinstance(effect, Gather):
             return self._gather(effect)
         elif isinstance(effect, SiteSum):
-            return effect.value
+            return self._within_site(lambda: self.group.site.sum(effect.value))
         elif isinstance(effect, Boundary):
             return self._cross(effect)
         elif isinstance(effect, Note):

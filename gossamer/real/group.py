@@ -26,6 +26,8 @@ from gossamer.core.errors import RunFailed
 from gossamer.core.tree import Tree
 from gossamer.real.board import Board, PeerLost
 from gossamer.real.notes import Notes
+from gossamer.real.seats import Seats
+from gossamer.real.site import Alone, Site
 from gossamer.real.transport import Receipt, Transport
 from gossamer.real.wire import Connect, Store
 from gossamer.worker.effects import Addr, Tag
@@ -44,6 +46,8 @@ class Group:
         survives: go on when another worker is gone (gossip), once all have started.
         blame: told of the worker that this one has lost, when that is why it fails.
         remedy: what to do where some workers do not come.
+        seats: which processes are ranks of one worker, where some have several; `me`, `n` and all addresses are seats then.
+        site: connects this process to the other ranks of its worker, once all workers have come.
 
     Raises:
         RunFailed: some workers did not come; the message names them.
@@ -60,9 +64,11 @@ class Group:
         survives: bool = False,
         blame: Callable[[Addr], None] = lambda lost: None,
         remedy: str = "start all of them",
+        seats: Seats | None = None,
+        site: Callable[[], Site] = Alone,
     ) -> None:
         self.me, self.n = me, n
-        self.board = Board(survives)
+        self.board = Board(survives, seats, me)
         self.apart_sent_bytes = 0
         """Bytes of `gather_bytes` and `mean_trees` sent by this worker, counted apart from the exchange of the method."""
         self.apart_received_bytes = 0
@@ -73,6 +79,8 @@ class Group:
         self._everybody("here", f"{socket.gethostname()}, process {os.getpid()}")
         self.transport = Transport(connect("data"), self.board)
         self.notes = Notes(connect("notes"), self.board)
+        self.site = site()
+        """The ranks of this worker."""
 
     def __enter__(self) -> Group:
         return self
@@ -188,9 +196,14 @@ class Group:
                 a.add_(one[k] * weights[i])
         return acc
 
-    def gather_trees(self, tree: Tree, to: Addr = 0) -> Iterator[tuple[Addr, Tree]] | None:
+    def gather_trees(
+        self, tree: Tree, to: Addr = 0, shapes: Callable[[Addr], Mapping[str, torch.Size]] | None = None
+    ) -> Iterator[tuple[Addr, Tree]] | None:
         """Everybody's tree as float32 at worker `to`, one after the other in id order (take them all), without those of the dead; None
         elsewhere, at once.
+
+        Args:
+            shapes: of the tensors of each, in the order of the tree; None: as here.
 
         Raises:
             RunFailed: a worker is gone, or has a tree of another size.
@@ -200,15 +213,17 @@ class Group:
         if self.me != to:
             self._hand_over(flat, to)
             return None
-        return self._as_trees(flat, full)
+        mine = {k: v.shape for k, v in full.items()}
+        return self._as_trees(flat, shapes or (lambda _: mine))
 
-    def _as_trees(self, flat: Tensor, like: Tree) -> Iterator[tuple[Addr, Tree]]:
-        sizes = [v.numel() for v in like.values()]
+    def _as_trees(self, flat: Tensor, shapes: Callable[[Addr], Mapping[str, torch.Size]]) -> Iterator[tuple[Addr, Tree]]:
         for j, data in self._collect(flat):
-            if data.numel() != flat.numel():
-                raise RunFailed(f"worker {j} has {data.numel() // 4} parameters, worker {self.me} has {flat.numel() // 4}")
+            like = shapes(j)
+            sizes = [shape.numel() for shape in like.values()]
+            if data.numel() != 4 * sum(sizes):
+                raise RunFailed(f"{self.board.name(j)} has {data.numel() // 4} parameters, expected {sum(sizes)}")
             pieces = torch.split(data.view(torch.float32), sizes)
-            yield j, {k: piece.view(v.shape) for (k, v), piece in zip(like.items(), pieces, strict=True)}
+            yield j, {k: piece.view(shape) for (k, shape), piece in zip(like.items(), pieces, strict=True)}
 
     def _hand_over(self, data: Tensor, to: Addr) -> None:
         size = torch.frombuffer(bytearray(data.numel().to_bytes(8, "little")), dtype=torch.uint8)
@@ -262,6 +277,7 @@ class Group:
             self.abort(error)
             raise
         self._closed = True
+        self.site.close()
         self._hang_up()
 
     def abort(self, error: BaseException) -> None:

@@ -63,7 +63,7 @@ class Notes:
         self._crew = Crew()
         self._sending = dict.fromkeys(self.others, 0)  # by receiver, as in Transport
         self._asked: SimpleQueue[int | None] = SimpleQueue()
-        board.on_death = lambda worker: self._learn(worker)
+        board.on_death = self._learn
         self._threads = [threading.Thread(target=self._listen, args=(j,), daemon=True) for j in self.others]
         self._threads.append(threading.Thread(target=self._await_request, daemon=True))
         for thread in self._threads:
@@ -136,7 +136,7 @@ class Notes:
         if self.board.survives:
             if self.members.stop not in self.members.dead:
                 self.signal = signal if self.signal is None else self.signal
-            self._learn(self.members.stop)
+            self._learn(frozenset({self.members.stop}))
             return
         if self.me in self._last:
             return
@@ -157,9 +157,9 @@ class Notes:
                 self._send(j, _AT, round)
             self.board.wait(lambda: min((self._at[j] for j in self.living), default=round) >= round - ahead)
 
-    def _learn(self, gone: Addr) -> None:
-        """Under the condition: a worker is dead, or a stop was asked for."""
-        self._tell(self.members.learn(frozenset({gone})))
+    def _learn(self, gone: frozenset[Addr]) -> None:
+        """Under the condition: a worker is dead (with all of its ranks, in one view), or a stop was asked for."""
+        self._tell(self.members.learn(gone))
 
     def _tell(self, view: View | None) -> None:
         if view is None:
@@ -177,14 +177,14 @@ class Notes:
         said = self._viewed.pop(src, [])
         view = View(frozenset(j for j, _ in said), first, {j: since for j, since in said if since != _NOT_AGREED})
         if self.me in view.dead:
-            self.board.fail(RunFailed(f"worker {src} has lost the connection to this one"))
+            self.board.fail(RunFailed(f"{self.board.name(src)} has lost the connection to this one"))
             return
         if self.members.stop in view.dead and self.signal is None:
             self.signal = signal
         mine = self.members.hear(src, view)
         self._tell(mine)
         for j in view.dead - {self.members.stop}:
-            self.board.gone(j, f"worker {src} lost it")
+            self.board.gone(j, f"{self.board.name(src)} lost it")
 
     def _await_request(self) -> None:
         while (signal := self._asked.get()) is not None:
@@ -268,10 +268,11 @@ class Notes:
                 elif kind in (_TAKEN, _SKIP):
                     self.pairs.hear(src, a, kind == _TAKEN)
                 elif kind == _LOST and self.board.survives and a != self.me:
-                    self.board.gone(a, "it failed" if a == src else f"worker {src} lost it")
+                    self.board.gone(a, "it failed" if a == src else f"{self.board.name(src)} lost it")
                 elif kind == _LOST:
-                    why = "it failed" if a == src else f"worker {src} lost it"
-                    self.board.fail(PeerLost(a, b, why) if a != self.me else RunFailed(f"worker {src} has lost the connection to this one"))
+                    why = "it failed" if a == src else f"{self.board.name(src)} lost it"
+                    lost = PeerLost(a, b, why, self.board.name(a))
+                    self.board.fail(lost if a != self.me else RunFailed(f"{self.board.name(src)} has lost the connection to this one"))
                 elif kind == _LEFT:
                     self.board.left.add(src)
                 self.board.changed.notify_all()

@@ -289,7 +289,7 @@ class Simulation:
         return done
 
     def _send(self, worker: Worker, effect: Send) -> None:
-        to, tag, packet = effect
+        to, tag, packet = effect.to, effect.tag, effect.packet
         if self._absences.active:
             to = [j for j in to if not self._absences.lost(j, tag)]
         src, n, now_s = worker.addr, len(self._workers), worker.now_s

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
-from gossamer.core.fleet import Trace
+from gossamer.core.trace import Trace
 from gossamer.sim.paths import Event, Paths, Route
 
 DELIVER, SETTLE, CHANGE = -1, -2, -3

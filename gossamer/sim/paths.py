@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
-from gossamer.core.fleet import Fleet, Link, Trace
+from gossamer.core.fleet import Fleet, Link
 from gossamer.core.rng import Stream, uniform
+from gossamer.core.trace import Trace
 
 Event: TypeAlias = tuple[float, int, int]
 """(when in seconds, key of the message, version): to be given back to `finish` at that time."""

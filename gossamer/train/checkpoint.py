@@ -3,8 +3,11 @@
     checkpoints/
       round-000012/
         worker-0.safetensors     one part a worker: tensors, and everything else as JSON in the file's own header
-        worker-1.safetensors
+        worker-1.rank-0.safetensors     of a worker of several ranks, one part a rank: its rows of each tensor
+        worker-1.rank-1.safetensors
         manifest.json            round, tokens, every part and its SHA-256; written last, so a round with a manifest is whole
+
+A worker may go on with another number of ranks: the rows of its parts are put together and cut anew.
 
 A part is written under another name, flushed to the disk and renamed, so that it is there whole or not at all. Only rounds with a manifest
 count, and :func:`latest` hashes their parts before it believes them.
@@ -18,7 +21,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -32,6 +35,7 @@ from gossamer.core.members import Roll
 from gossamer.core.plan import Plan
 from gossamer.core.replan import Planned
 from gossamer.core.tree import Tree
+from gossamer.train.recut import ALONE, Place, cut_anew
 from gossamer.worker.packet import Header, Packet, unseal
 from gossamer.worker.state import Met, Pending, State, Stream
 
@@ -56,18 +60,27 @@ class Manifest(NamedTuple):
     round: int
     tokens: int
     """Planned global tokens of the completed rounds."""
-    parts: dict[int, str]
-    """Worker -> SHA-256 of its part."""
+    parts: dict[int, tuple[str, ...]]
+    """Worker -> SHA-256 of its part, of each rank where it has several."""
     extra: dict[str, Any]
 
 
-def write_part(folder: Path, round: int, worker: int, state: State, body: Mapping[str, Any], extra: Mapping[str, Any] | None = None) -> str:
+def write_part(
+    folder: Path,
+    round: int,
+    worker: int,
+    state: State,
+    body: Mapping[str, Any],
+    extra: Mapping[str, Any] | None = None,
+    place: Place = ALONE,
+) -> str:
     """Writes one worker's part of round `round` and returns its SHA-256, for :func:`close`.
 
     Args:
         folder: the run's `checkpoints` folder.
         body: what the body's `state` gave: tensors, and values that JSON holds.
         extra: values that JSON holds.
+        place: which rank this is, where the worker has several; the tensors are its rows then.
 
     Raises:
         RunFailed: the disk is full or cannot be written.
@@ -79,29 +92,43 @@ def write_part(folder: Path, round: int, worker: int, state: State, body: Mappin
     about["state"] = _pack_state(state, tensors)
     about["body"] = {"order": list(body), "values": {k: v for k, v in body.items() if not isinstance(v, Tensor)}}
     tensors |= {f"body/{k}": v for k, v in body.items() if isinstance(v, Tensor)}
-    path = _part_path(folder, round, worker)
+    path = _part_path(folder, round, worker, place)
     with _replacing(path) as scratch:
         save_file(_apart(tensors), scratch, metadata={"gossamer": json.dumps(about)})
         sha = _sha256(scratch)
     return sha
 
 
-def read_part(folder: Path, round: int, worker: int, device: torch.device = _CPU) -> Part:
+def read_part(folder: Path, round: int, worker: int, device: torch.device = _CPU, place: Place = ALONE) -> Part:
     """One worker's part of a closed round, verified against the manifest. Bit for bit what was written.
 
     Args:
         device: where the trees of the state come to be: that of the worker's model. Packets, and what the body kept, are on the CPU.
+        place: the rank that asks, of as many as the worker has now. They may have been more or fewer.
 
     Raises:
         RunFailed: no such round or worker, or a damaged part.
+        BadInput: the rank count has changed while an exchange was in flight.
     """
-    from safetensors import safe_open
-
     manifest = read_manifest(folder, round)
-    path = _part_path(folder, round, worker)
     if worker not in manifest.parts:
         raise RunFailed(f"the checkpoint of round {round} has workers {sorted(manifest.parts)}, not worker {worker}")
-    if (fault := _fault(path, manifest.parts[worker])) is not None:
+    shas = manifest.parts[worker]
+    if len(shas) == place.ranks:
+        about, tensors = _read_file(_part_path(folder, round, worker, place), round, shas[place.rank])
+    else:
+        paths = [_part_path(folder, round, worker, Place(r, len(shas))) for r in range(len(shas))]
+        about, tensors = cut_anew([_read_file(path, round, sha) for path, sha in zip(paths, shas, strict=True)], place)
+    values = about["body"]["values"]
+    body = {k: values[k] if k in values else tensors[f"body/{k}"] for k in about["body"]["order"]}
+    return Part(_unpack_state(about["state"], tensors, device), body, about["extra"])
+
+
+def _read_file(path: Path, round: int, sha: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What one file says, and its tensors."""
+    from safetensors import safe_open
+
+    if (fault := _fault(path, sha)) is not None:
         raise RunFailed(f"the checkpoint of round {round} cannot be used: {fault}. Resume from an earlier round")
     with safe_open(path, framework="pt") as f:
         about = json.loads(f.metadata()["gossamer"])
@@ -110,18 +137,21 @@ def read_part(folder: Path, round: int, worker: int, device: torch.device = _CPU
         raise RunFailed(
             f"{path} has checkpoint format {about['format']}, this release reads {FORMAT}: resume with the release that wrote it"
         )
-    values = about["body"]["values"]
-    body = {k: values[k] if k in values else tensors[f"body/{k}"] for k in about["body"]["order"]}
-    return Part(_unpack_state(about["state"], tensors, device), body, about["extra"])
+    return about, tensors
 
 
 def close(
-    folder: Path, round: int, tokens: int, parts: Mapping[int, str], keep: int | None = None, extra: Mapping[str, Any] | None = None
+    folder: Path,
+    round: int,
+    tokens: int,
+    parts: Mapping[int, str | Sequence[str]],
+    keep: int | None = None,
+    extra: Mapping[str, Any] | None = None,
 ) -> None:
     """Writes the manifest, once every part is there: from now on the round counts. Then deletes what is older than the newest `keep`.
 
     Args:
-        parts: worker -> SHA-256 as :func:`write_part` returned it.
+        parts: worker -> SHA-256 as :func:`write_part` returned it, or those of its ranks.
         keep: whole rounds to keep, this one included; None keeps all.
 
     Raises:
@@ -130,10 +160,14 @@ def close(
     """
     if keep is not None and keep < 1:
         raise BadInput(f"checkpoints to keep: {keep}; expected at least 1, or none to keep all")
-    for worker in parts:
-        if not _part_path(folder, round, worker).is_file():
-            raise RunFailed(f"the checkpoint of round {round} lacks the part of worker {worker}: {_part_path(folder, round, worker)}")
-    files = {str(w): {"file": _part_path(folder, round, w).name, "sha256": sha} for w, sha in sorted(parts.items())}
+    files: dict[str, Any] = {}
+    for worker, found in sorted(parts.items()):
+        shas = [found] if isinstance(found, str) else list(found)
+        paths = [_part_path(folder, round, worker, Place(r, len(shas))) for r in range(len(shas))]
+        if lacking := [path for path in paths if not path.is_file()]:
+            raise RunFailed(f"the checkpoint of round {round} lacks the part of worker {worker}: {lacking[0]}")
+        several = [{"file": path.name, "sha256": sha} for path, sha in zip(paths, shas, strict=True)]
+        files[str(worker)] = several[0] if len(several) == 1 else {"ranks": several}
     about = {"format": FORMAT, "round": round, "tokens": tokens, "parts": files, "extra": dict(extra or {})}
     with _replacing(round_folder(folder, round) / MANIFEST) as scratch:
         scratch.write_text(json.dumps(about, indent=1))
@@ -150,7 +184,7 @@ def read_manifest(folder: Path, round: int) -> Manifest:
     path = round_folder(folder, round) / MANIFEST
     try:
         about = json.loads(path.read_text())
-        parts = {int(w): str(part["sha256"]) for w, part in about["parts"].items()}
+        parts = {int(w): tuple(str(each["sha256"]) for each in part.get("ranks", [part])) for w, part in about["parts"].items()}
         return Manifest(int(about["round"]), int(about["tokens"]), parts, about["extra"])
     except FileNotFoundError as error:
         raise RunFailed(f"there is no whole checkpoint of round {round} in {folder}") from error
@@ -167,7 +201,10 @@ def latest(folder: Path) -> int | None:
         except RunFailed as error:
             _log.warning("The checkpoint of round %d is passed over: %s.", round, error)
             continue
-        faults = [_fault(_part_path(folder, round, w), sha) for w, sha in manifest.parts.items()]
+        parts = [
+            (_part_path(folder, round, w, Place(r, len(shas))), sha) for w, shas in manifest.parts.items() for r, sha in enumerate(shas)
+        ]
+        faults = [_fault(path, sha) for path, sha in parts]
         fault = next((f for f in faults if f is not None), None)
         if fault is None:
             return round
@@ -185,8 +222,9 @@ def round_folder(folder: Path, round: int) -> Path:
     return Path(folder) / f"round-{round:06d}"
 
 
-def _part_path(folder: Path, round: int, worker: int) -> Path:
-    return round_folder(folder, round) / f"worker-{worker}.safetensors"
+def _part_path(folder: Path, round: int, worker: int, place: Place = ALONE) -> Path:
+    rank = "" if place.ranks == 1 else f".rank-{place.rank}"
+    return round_folder(folder, round) / f"worker-{worker}{rank}.safetensors"
 
 
 def _pack_state(state: State, tensors: dict[str, Tensor]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from gossamer.core.schedule import Schedule
 from gossamer.core.tree import Tree
 from gossamer.train.data import Batches
 from gossamer.train.model import by_row, longest_sequence, parameters_of
+from gossamer.train.shard import Ranks, local_parameters, shard, share
 from gossamer.worker.effects import Done, Work
 
 Precision: TypeAlias = Literal["fp32", "bf16"]
@@ -50,6 +51,7 @@ class TrainBody:
         pace_s: float | None = None,
         slow: tuple[float, float] = (math.inf, 1.0),
         micro_batch: int | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         """
         Args:
@@ -61,6 +63,7 @@ class TrainBody:
             slow: (planned global tokens, factor): work that begins there or later is paced at factor * pace_s.
             micro_batch: sequences of one forward and backward pass. A larger batch is cut, and the gradients of the pieces, weighted by
                 their tokens, add up to that of the whole, to rounding, before it is clipped and used. None: never cut.
+            ranks: where the worker has several, this one's place among them: it holds a shard of the model, and its trees are of that.
 
         Raises:
             BadInput: a device or precision that is not there, a sequence longer than the model's positions, a bad pace or micro-batch.
@@ -76,20 +79,24 @@ class TrainBody:
             raise BadInput(
                 f"sequences of {batches.sequence} tokens exceed the model's {longest} positions: shorten them or enlarge the model"
             )
-        self.model = model.to(self.device)
+        self.ranks = ranks
+        tables = by_row(model)
+        self.model = shard(model, ranks) if ranks else model.to(self.device)
         self.inner, self.schedule, self.total_tokens = inner, schedule, total_tokens
         self.batches, self.precision, self.pace_s, self.slow, self.micro_batch = batches, precision, pace_s, slow, micro_batch
-        self._params = parameters_of(self.model)
+        self._owners: Mapping[str, Any] = parameters_of(self.model)
+        self._params = local_parameters(self.model) if ranks else parameters_of(self.model)
         for p in self._params.values():
             if not p.is_contiguous():
                 p.data = p.data.contiguous()
         self._live: Tree = {name: p.detach() for name, p in self._params.items()}
-        self._optimizer = inner.build(self._params, by_row(self.model))
+        self._optimizer = inner.build(self._params, tables)
         self.cursor = 0
         """Sequences consumed since the start of the run."""
         self.steps = 0
         """Optimizer steps taken."""
-        key = int(words(1, seed, Stream.INIT, 1, worker)[0] >> 1)
+        own = (worker, ranks.rank) if ranks and ranks.rank else (worker,)
+        key = int(words(1, seed, Stream.INIT, 1, *own)[0] >> 1)
         self._rng = torch.Generator().manual_seed(key).get_state()
         self._cuda_rng = torch.Generator(self.device).manual_seed(key).get_state() if self.device.type == "cuda" else None
 
@@ -99,9 +106,19 @@ class TrainBody:
         with self._own_randomness():
             if work.kind == "apply":
                 return self._apply(work)
-            if work.kind == "grad":
-                return self._grad(work)
-            return self._steps(work)
+            begin_s = time.monotonic()
+            done = self._grad(work) if work.kind == "grad" else self._steps(work)
+        return done if self.ranks is None else self._agreed(done, time.monotonic() - begin_s, self.ranks)
+
+    @property
+    def tree(self) -> Tree:
+        """Live views of the parameters."""
+        return dict(self._live)
+
+    def _agreed(self, done: Done, seconds: float, ranks: Ranks) -> Done:
+        """What all ranks say of the stretch: the loss of all, and the mean of their seconds."""
+        both = ranks.sum(torch.tensor([done.loss_sum, seconds], dtype=torch.float64)).tolist()
+        return done._replace(loss_sum=both[0], seconds=both[1] / ranks.size)
 
     def load(self, tree: Tree, reset_inner: bool = False) -> None:
         """Sets the parameters named in `tree`, cast to their dtype.
@@ -148,7 +165,8 @@ class TrainBody:
             else:
                 raise RunFailed(f"the saved state names {name!r}, which this model does not have: resume with the configuration of the run")
         self.cursor, self.steps = int(state["cursor"]), int(state["steps"])
-        self._rng = state[_RNG].clone()
+        if _RNG in state:
+            self._rng = state[_RNG].clone()
         if self._cuda_rng is not None and _CUDA_RNG in state:
             self._cuda_rng = state[_CUDA_RNG].clone()
 
@@ -183,24 +201,31 @@ class TrainBody:
         return Done(dict(self._live), 0, 0.0)
 
     def _backward(self, count: int) -> tuple[Tensor, int]:
-        """Zeroes the gradients and forms those of the mean loss of the next `count` sequences. Returns (mean loss in nats, tokens)."""
+        """Zeroes the gradients and forms those of the mean loss of the next `count` sequences. Returns (mean loss in nats, tokens); of
+        several ranks each its share of that mean, and the tokens of all."""
         batch = self.batches.batch(self.cursor, count)
         self.cursor += count
-        for p in self._params.values():
+        for p in self._owners.values():
             p.grad = None
         mean = torch.zeros((), device=self.device)
-        for piece in batch.split(self.micro_batch or max(1, count)):
+        size = self.micro_batch or max(1, count)
+        pieces = share(batch, size, self.ranks) if self.ranks else [(piece, len(piece) / count) for piece in batch.split(size)]
+        for piece, part in pieces:
             loss = mean_loss(self.model, to_device(piece, self.device), self.precision)
-            if len(piece) < count:
-                loss = loss * (len(piece) / count)
+            if part != 1.0:
+                loss = loss * part
             cast(Any, loss).backward()
             mean = mean + loss.detach()
+        if self.ranks:
+            for name, p in self._owners.items():
+                self._params[name].grad = None if p.grad is None else p.grad.to_local()
         return mean, count * (batch.shape[1] - 1)
 
     def _step(self, tokens: float) -> None:
         set_lr(self._optimizer, self.schedule.factor(tokens, self.total_tokens))
         if self.inner.clip is not None:
-            clip_([p.grad for p in self._params.values() if p.grad is not None], self.inner.clip)
+            total = self.ranks.sum if self.ranks else None
+            clip_([p.grad for p in self._params.values() if p.grad is not None], self.inner.clip, total)
         self._optimizer.step()
         self.steps += 1
 

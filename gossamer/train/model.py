@@ -119,6 +119,11 @@ def meta_layout(spec: Spec, vocab_size: int | None = None) -> Layout:
     return layout(meta_model(spec, vocab_size))
 
 
+def rows(spec: Spec, vocab_size: int | None = None) -> dict[str, int]:
+    """Rows of each trainable parameter (its first dimension; 1 of a scalar), without allocating them: what ranks cut."""
+    return {name: p.shape[0] if p.ndim else 1 for name, p in parameters_of(meta_model(spec, vocab_size)).items()}
+
+
 def parameter_count(spec: Spec, vocab_size: int | None = None) -> int:
     """Parameters of `spec`, tied ones once, without allocating them."""
     return sum(p.numel() for p in meta_model(spec, vocab_size).parameters())

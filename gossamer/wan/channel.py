@@ -223,7 +223,7 @@ class Session:
             size = 0
             while self._said and len(frames) < _BATCH and size < MAX_CONTROL_BYTES // 4:
                 frame = self._said.popleft()
-                size += len(getattr(frame, "have", "")) + len(getattr(frame, "body", ""))
+                size += len(getattr(frame, "have", "")) + len(getattr(frame, "body", "")) + len(getattr(frame, "value", ""))
                 frames.append(frame)
             if (ack := self._owner.acks(MAX_ACKS)) is not None:
                 frames.append(ack)

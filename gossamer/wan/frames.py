@@ -22,6 +22,7 @@ MAX_CONTROL_BYTES = 1 << 20
 """Of one control message, which holds one or more frames, one a line."""
 MAX_NOTE_BYTES = 4096
 MAX_ACKS = 4096
+MAX_POSTED_CHARS = 1 << 14
 
 _HEADER = struct.Struct("<2sBIQIIQQQI")
 _CRC = struct.Struct("<I")
@@ -201,6 +202,14 @@ class Noted(_Frame):
     seq: _Number
 
 
+class Posted(_Frame):
+    """A short text that the sender has put where all sites can see it. Told to every peer, and all of them again in every new session."""
+
+    kind: Literal["posted"] = "posted"
+    key: Annotated[str, Field(min_length=1, max_length=256)]
+    value: Annotated[str, Field(max_length=MAX_POSTED_CHARS)]
+
+
 class Beat(_Frame):
     """A sign of life. The receiver answers with Echo."""
 
@@ -230,7 +239,7 @@ class Bye(_Frame):
 
 
 Control: TypeAlias = (
-    Hello | Welcome | Attach | Sync | Synced | Grant | Mismatch | Ack | End | Finished | Note | Noted | Beat | Echo | Closed | Bye
+    Hello | Welcome | Attach | Sync | Synced | Grant | Mismatch | Ack | End | Finished | Note | Noted | Posted | Beat | Echo | Closed | Bye
 )
 _CONTROL: TypeAdapter[Control] = TypeAdapter(Annotated[Control, Field(discriminator="kind")])
 

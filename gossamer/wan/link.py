@@ -25,11 +25,13 @@ from gossamer.wan.frames import (
     Mismatch,
     Note,
     Noted,
+    Posted,
     Sync,
     Synced,
     unpack_chunk,
 )
 from gossamer.wan.pacing import Bucket, Highest, Pace, chunk_for
+from gossamer.wan.peerstore import PeerStore
 from gossamer.wan.slips import Slips
 from gossamer.wan.transfer import Inbox, Op, Outbox, bytes_of
 from gossamer.wan.watch import Watch
@@ -83,9 +85,19 @@ class Link:
 
     Args:
         ended: told when a session has ended, with the reason.
+        store: what this site has posted, and hears that the peer has.
     """
 
-    def __init__(self, run: str, me: int, src: int, peer: Peer, settings: LinkSettings, ended: Callable[[Link, str], None]) -> None:
+    def __init__(
+        self,
+        run: str,
+        me: int,
+        src: int,
+        peer: Peer,
+        settings: LinkSettings,
+        ended: Callable[[Link, str], None],
+        store: PeerStore | None = None,
+    ) -> None:
         self.src, self.peer, self.settings = src, peer, settings
         self.incarnation: str | None = None
         """The peer's, once met."""
@@ -102,6 +114,7 @@ class Link:
         self.slips = Slips(self.say)
         self.sessions = 0
         self._ended = ended
+        self._store = store or PeerStore(me)
         self._closed: set[WireName] = set()  # of our wires
         self._refused = 0  # sessions in a row that had to be closed, with nothing that arrived between them
         self._logged: set[str] = set()
@@ -170,6 +183,7 @@ class Link:
             self.say(Closed(wire=wire))
         self.inbox.tell()
         self.slips.tell()
+        self._store.tell(self.say)
         self.say(Beat(number=self.watch.beat(time.monotonic())))
         session.over.add_done_callback(lambda why: self._session_over(session, why.result()))
         session.start()
@@ -262,6 +276,8 @@ class Link:
             self.slips.noted(frame.seq)
         elif isinstance(frame, Echo):
             self.watch.echoed(frame.number, time.monotonic())
+        elif isinstance(frame, Posted):
+            self._store.heard(self.src, frame)
         elif isinstance(frame, Closed):
             self._closed.add(frame.wire)
             self._fail(frame.wire, f"site {self.src} has closed its wire")

@@ -22,6 +22,8 @@ from gossamer.wan.link import Link
 log = logging.getLogger(__name__)
 GREET_S = 10.0
 """For a greeting and its answer."""
+MAX_CALLS = 4096
+"""That are open at a time."""
 _MAX_LOGGED = 1000
 F = TypeVar("F", Hello, Welcome, Attach)
 
@@ -40,44 +42,16 @@ class Listener:
         self._terms, self._access, self._find = dict(terms), access, find
         self._sessions: dict[str, Session] = {}
         self._logged: set[str] = set()
-        self._server: grpc.aio.Server | None = None
 
-    async def start(self, bind: str, services: Sequence[grpc.GenericRpcHandler]) -> int:
-        """Listens at host:port; the port.
+    @property
+    def run(self) -> str:
+        """The run that callers must name."""
+        return self._run
 
-        Raises:
-            BadInput: that cannot be.
-        """
-        handlers = {
-            "control": grpc.stream_stream_rpc_method_handler(self._control),
-            "data": grpc.stream_stream_rpc_method_handler(self._data),
-        }
-        server = self._server = grpc.aio.server(
-            options=SERVER_OPTIONS, interceptors=self._access.interceptors, maximum_concurrent_rpcs=64 + 32 * self._n
-        )
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers), *services))
-        try:
-            port = self._access.listen(server, bind)
-        except RuntimeError as error:
-            raise BadInput(f"cannot listen at {bind} ({error}): give an address of this machine, with a port that is free") from error
-        await server.start()
-        return port
-
-    async def stop(self) -> None:
-        """Takes in no more."""
-        if self._server is not None:
-            await self._server.stop(0.2)
-
-    async def _control(self, _: Any, context: Any) -> None:
+    async def control(self, hello: Hello, stream: Accepted, context: Any) -> None:
         """Handles a control stream, to the end of its session."""
-        stream = Accepted(context)
-        try:
-            hello = only(await asyncio.wait_for(stream.read(), GREET_S), Hello)
-        except (FrameError, TimeoutError) as error:
-            await self._refuse(context, f"no greeting: {error}")
-            return
         if (why := self._fault(hello, context)) is not None:
-            await self._refuse(context, why)
+            await refuse(context, why, self._logged)
             return
         link = self._find(hello.sender)
         if link is None or (link.over is not None and link.incarnation != hello.incarnation):
@@ -88,7 +62,9 @@ class Listener:
             await context.abort(grpc.StatusCode.UNAVAILABLE, f"site {self._me} takes site {hello.sender} for gone")
             return
         if link.over is not None or hello.known not in (None, self._incarnation):
-            await self._refuse(context, link.over or f"site {self._me} is another process than the one that site {hello.sender} knew")
+            await refuse(
+                context, link.over or f"site {self._me} is another process than the one that site {hello.sender} knew", self._logged
+            )
             return
         link.incarnation = hello.incarnation
         session = Session(link, secrets.token_hex(16), stream, hello.channels)
@@ -101,20 +77,14 @@ class Listener:
             finally:
                 del self._sessions[session.mark]
 
-    async def _data(self, _: Any, context: Any) -> None:
-        """Handles a data stream, to the end of its session."""
-        stream = Accepted(context)
-        try:
-            attach = only(await asyncio.wait_for(stream.read(), GREET_S), Attach)
-        except (FrameError, TimeoutError) as error:
-            await self._refuse(context, f"no greeting: {error}")
-            return
+    async def data(self, attach: Attach, stream: Accepted) -> bool:
+        """Handles a data stream, to the end of its session. False: it is of none of the sessions here."""
         session = self._sessions.get(attach.session)
         if session is None or not session.attach(attach.channel, stream):
-            await self._refuse(context, "a data stream of no session")
-            return
+            return False
         with _ending(session):
             await asyncio.shield(session.over)
+        return True
 
     def _fault(self, hello: Hello, context: Any) -> str | None:
         """Why a caller is refused."""
@@ -131,11 +101,97 @@ class Listener:
                 return f"the {name} of site {them} is {theirs}, that of site {me} is {mine}: all sites must run one configuration"
         return self._access.admit(them, context)
 
-    async def _refuse(self, context: Any, why: str) -> None:
-        if why not in self._logged and len(self._logged) < _MAX_LOGGED:
-            self._logged.add(why)
-            log.warning("refused %s: %s", context.peer(), why)
-        await context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
+
+class Port:
+    """Where a site listens, for all that it takes part in at once: the connections of one group after the other, and other services.
+
+    Args:
+        bind: host:port (port 0: any); None: the site cannot be reached.
+        alone: the only group that there will be; None: whichever was added. A caller for one that is not there (yet) is told to try again.
+    """
+
+    def __init__(
+        self, bind: str | None, access: Access, services: Sequence[grpc.GenericRpcHandler] = (), alone: Listener | None = None
+    ) -> None:
+        self.bind = bind
+        self.number: int | None = None
+        """The port that it listens at."""
+        self._access, self._services, self._alone = access, tuple(services), alone
+        self._groups: dict[str, Listener] = {}
+        self._logged: set[str] = set()
+        self._server: grpc.aio.Server | None = None
+        if alone is not None:
+            self.add(alone)
+
+    async def start(self) -> int | None:
+        """Listens; the port.
+
+        Raises:
+            BadInput: that cannot be.
+        """
+        if self.bind is None:
+            return None
+        handlers = {
+            "control": grpc.stream_stream_rpc_method_handler(self._control),
+            "data": grpc.stream_stream_rpc_method_handler(self._data),
+        }
+        server = self._server = grpc.aio.server(
+            options=SERVER_OPTIONS, interceptors=self._access.interceptors, maximum_concurrent_rpcs=MAX_CALLS
+        )
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers), *self._services))
+        try:
+            self.number = self._access.listen(server, self.bind)
+        except RuntimeError as error:
+            raise BadInput(f"cannot listen at {self.bind} ({error}): give an address of this machine, with a port that is free") from error
+        await server.start()
+        return self.number
+
+    async def stop(self) -> None:
+        """Takes in no more."""
+        if self._server is not None:
+            await self._server.stop(0.2)
+
+    def add(self, group: Listener) -> None:
+        """Takes in callers of a group, in the event loop."""
+        self._groups[group.run] = group
+
+    def remove(self, group: Listener) -> None:
+        """No more of them."""
+        if self._groups.get(group.run) is group:
+            del self._groups[group.run]
+
+    async def _control(self, _: Any, context: Any) -> None:
+        stream = Accepted(context)
+        try:
+            hello = only(await asyncio.wait_for(stream.read(), GREET_S), Hello)
+        except (FrameError, TimeoutError) as error:
+            await refuse(context, f"no greeting: {error}", self._logged)
+            return
+        group = self._alone or self._groups.get(hello.run)
+        if group is None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "this site does not take part in that (yet)")
+            return
+        await group.control(hello, stream, context)
+
+    async def _data(self, _: Any, context: Any) -> None:
+        stream = Accepted(context)
+        try:
+            attach = only(await asyncio.wait_for(stream.read(), GREET_S), Attach)
+        except (FrameError, TimeoutError) as error:
+            await refuse(context, f"no greeting: {error}", self._logged)
+            return
+        for group in list(self._groups.values()):
+            if await group.data(attach, stream):
+                return
+        await refuse(context, "a data stream of no session", self._logged)
+
+
+async def refuse(context: Any, why: str, logged: set[str]) -> None:
+    """Ends a call; why is logged once."""
+    if why not in logged and len(logged) < _MAX_LOGGED:
+        logged.add(why)
+        log.warning("refused %s: %s", context.peer(), why)
+    await context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
 
 
 @contextmanager

@@ -26,10 +26,11 @@ from gossamer.core.errors import BadInput, RunFailed
 from gossamer.real.wire import LinkDown
 from gossamer.wan.access import Access, Peer
 from gossamer.wan.channel import CHANNEL_OPTIONS, Dialled, Session, words
-from gossamer.wan.frames import Attach, Bye, FrameError, Hello, Welcome, pack_control
+from gossamer.wan.frames import Attach, Bye, Control, FrameError, Hello, Welcome, pack_control
 from gossamer.wan.link import Link, LinkSettings, Traffic, WireName
-from gossamer.wan.listening import GREET_S, Listener, only
+from gossamer.wan.listening import GREET_S, Listener, Port, only
 from gossamer.wan.loop import in_loop, io_loop
+from gossamer.wan.peerstore import PeerStore
 from gossamer.wan.transfer import Op
 from gossamer.wan.watch import knock
 
@@ -87,6 +88,8 @@ class Links:
         terms: what both sides of a connection must have equal, by name (configuration, layout).
         access: how connections are made and let in: TLS, certificates, the run's secret; None: plainly, for one machine.
         services: further gRPC services (asynchronous handlers) on the same port.
+        port: where this site listens already, in place of `bind` and `services`: shared with whatever else it takes part in. It stays when
+            these connections are closed.
 
     Raises:
         BadInput: the address cannot be listened at.
@@ -103,18 +106,24 @@ class Links:
         settings: LinkSettings | None = None,
         access: Access | None = None,
         services: Sequence[grpc.GenericRpcHandler] = (),
+        port: Port | None = None,
     ) -> None:
-        self.me, self.n, self.run, self.bind = me, n, run, bind
+        self.me, self.n, self.run, self.bind = me, n, run, bind if port is None else port.bind
         self.settings = settings or LinkSettings()
         self.incarnation = secrets.token_hex(16)
         self.links: dict[int, Link] = {}
         self.port: int | None = None
         """Where it listens."""
+        self.store = PeerStore(me)
+        """What a Group over these connections takes for its store, where nobody else has one for all."""
+        self.store.push = self._push
         self._terms, self._access = dict(terms or {}), access or Access()
         self._listener = Listener(me, n, run, self.incarnation, self._terms, self._access, self.links.get)
         self._closed: set[WireName] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._shut = False
+        self._shared = port
+        self._own: Port | None = None
         in_loop(self._start(services))
 
     def wire(self, name: WireName) -> LinkWire:
@@ -162,7 +171,7 @@ class Links:
     async def _add(self, j: int, peer: Peer) -> None:
         if old := self.links.get(j):
             old.die(f"site {j} has come anew")
-        link = self.links[j] = Link(self.run, self.me, j, peer, self.settings, self._session_ended)
+        link = self.links[j] = Link(self.run, self.me, j, peer, self.settings, self._session_ended, self.store)
         if self._dials(link):
             self._do(self._dial(link))
 
@@ -263,9 +272,17 @@ class Links:
                 link.die(f"its process has ended ({link.trouble}, and a new connection is refused)")
             await asyncio.sleep(self.settings.beat_s)
 
+    def _push(self, frame: Control) -> None:
+        for link in self.links.values():
+            link.say(frame)
+
     async def _start(self, services: Sequence[grpc.GenericRpcHandler]) -> None:
-        if self.bind is not None:
-            self.port = await self._listener.start(self.bind, services)
+        if self._shared is not None:
+            self._shared.add(self._listener)
+            self.port = self._shared.number
+        elif self.bind is not None:
+            own = self._own = Port(self.bind, self._access, services, alone=self._listener)
+            self.port = await own.start()
         self._do(self._tick())
 
     async def _tick(self) -> None:
@@ -316,7 +333,10 @@ class Links:
                 task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=2.0)
-        await self._listener.stop()
+        if self._shared is not None:
+            self._shared.remove(self._listener)
+        elif self._own is not None:
+            await self._own.stop()
 
 
 async def _quiet(session: Session) -> None:

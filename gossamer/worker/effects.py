@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from torch import Tensor
 
-from gossamer.core.tree import Tree
+from gossamer.core.codec.base import Format
+from gossamer.core.tree import Layout, Tree
 
 if TYPE_CHECKING:
     from gossamer.worker.packet import Packet
@@ -83,11 +84,23 @@ class Load(NamedTuple):
     """Forget the inner optimizer's state (after a refused, non-finite drift)."""
 
 
+class Content(NamedTuple):
+    """What a payload holds: parts of a tree, each written by `format`, one after the other. Only a program whose worker has several ranks
+    asks (gossamer.worker.ranks)."""
+
+    layout: Layout
+    """What this rank holds of it."""
+    whole: Layout
+    """What all ranks of the worker hold of it together."""
+    format: Format
+
+
 class Expect(NamedTuple):
     """Messages that will come, with exact sizes: the world posts its receives now, so that data flows under the compute. No reply."""
 
     tag: int
     sizes: Mapping[Addr, int]
+    contents: Mapping[Addr, Content] | None = None
 
 
 class Ready(NamedTuple):
@@ -105,6 +118,7 @@ class Send(NamedTuple):
     to: Sequence[Addr]
     tag: int
     packet: Packet
+    content: Content | None = None
 
 
 class Gather(NamedTuple):

@@ -14,14 +14,16 @@ import numpy as np
 from torch import Tensor
 
 from gossamer.core import exchange as kinds
+from gossamer.core.codec import write
 from gossamer.core.combine import Piece, normalised
 from gossamer.core.errors import RunFailed
 from gossamer.core.tree import Tree, flat
 from gossamer.worker.effects import Addr, Effect, Expect, Gather, Reply, Send, Span, Tag
-from gossamer.worker.packet import REFUSED, Packet
+from gossamer.worker.packet import HEADER_BYTES, REFUSED, Packet, blank
 from gossamer.worker.pairs import mix
+from gossamer.worker.ranks import summed
 from gossamer.worker.replanning import times_of
-from gossamer.worker.seat import Said, Seat
+from gossamer.worker.seat import Said, Seat, Written
 from gossamer.worker.state import Met, Pending
 
 Own = dict[int, Packet]
@@ -82,6 +84,13 @@ def ready_targets(seat: Seat, round: int) -> Sequence[Addr]:
     return seat.others if seat.method.exchange.everybody else seat.links(round)[1]
 
 
+def expect(seat: Seat, tag: int, slices: Mapping[Addr, Addr | None]) -> Expect:
+    """From each of these workers a packet with a slice, or (None) with all."""
+    sizes = {j: seat.whole_bytes if k is None else seat.slice_bytes(k) for j, k in slices.items()}
+    contents = {j: content for j, k in slices.items() if (content := seat.content(k))}
+    return Expect(tag, sizes, contents or None)
+
+
 def _verify(seat: Seat, round: int, packets: Mapping[Addr, Packet]) -> None:
     """Refuses foreign packets, and replicas that have drifted apart.
 
@@ -137,7 +146,7 @@ class _GatherPlan:
     def expects(self, seat: Seat, round: int, met: bool = False) -> Iterator[Expect]:
         frm = seat.links(round)[0]
         if frm:
-            yield Expect(Tag.of(round, Tag.SAY), dict.fromkeys(frm, seat.whole_bytes))
+            yield expect(seat, Tag.of(round, Tag.SAY), dict.fromkeys(frm))
 
     def say(self, seat: Seat, tree: Tree, said: Said) -> Generator[Effect, Reply, Own]:
         packet = seat.pack(tree or None, seat.layout, Tag.SAY, said)
@@ -149,7 +158,8 @@ class _GatherPlan:
     def resend(self, seat: Seat, pending: Pending) -> Iterator[Send]:
         to = seat.links(pending.round)[1]
         if to:
-            yield Send(seat.others if len(to) == seat.method.n - 1 else to, Tag.of(pending.round, Tag.SAY), pending.own[0])
+            to = seat.others if len(to) == seat.method.n - 1 else to
+            yield Send(to, Tag.of(pending.round, Tag.SAY), pending.own[0], seat.content())
 
     def meet(self, seat: Seat, pending: Pending, ready_round: int, like: Tree, residual: Tree | None) -> Generator[Effect, Reply, None]:
         yield from ()
@@ -179,9 +189,9 @@ class _ShardPlan:
 
     def expects(self, seat: Seat, round: int, met: bool = False) -> Iterator[Expect]:
         if seat.others and not met:
-            yield Expect(Tag.of(round, Tag.SAY), dict.fromkeys(seat.others, seat.slice_bytes(seat.me)))
+            yield expect(seat, Tag.of(round, Tag.SAY), dict.fromkeys(seat.others, seat.me))
         if seat.others:
-            yield Expect(Tag.of(round, Tag.MEAN), {j: seat.slice_bytes(j) for j in seat.others})
+            yield expect(seat, Tag.of(round, Tag.MEAN), {j: j for j in seat.others})
 
     def say(self, seat: Seat, tree: Tree, said: Said) -> Generator[Effect, Reply, Own]:
         own = {j: seat.pack(tree or None, piece, Tag.SAY, said) for j, piece in enumerate(seat.slices)}
@@ -191,10 +201,10 @@ class _ShardPlan:
 
     def resend(self, seat: Seat, pending: Pending) -> Iterator[Send]:
         if pending.met and seat.others:
-            yield Send(seat.others, Tag.of(pending.round, Tag.MEAN), pending.met.mean)
+            yield Send(seat.others, Tag.of(pending.round, Tag.MEAN), pending.met.mean, seat.content(seat.me))
         elif not pending.met:
             for j in seat.others:
-                yield Send((j,), Tag.of(pending.round, Tag.SAY), pending.own[j])
+                yield Send((j,), Tag.of(pending.round, Tag.SAY), pending.own[j], seat.content(j))
 
     def meet(self, seat: Seat, pending: Pending, ready_round: int, like: Tree, residual: Tree | None) -> Generator[Effect, Reply, None]:
         me, codec, feedback = seat.me, seat.method.codec, seat.method.feedback
@@ -214,6 +224,10 @@ class _ShardPlan:
         if feeds and feedback and residual is not None and part is not None:
             part = feedback.absorb_slice(residual, part, seat.slices[me])
         said = Said(round, sum(p.header.tokens for p in packets.values()), own[me].header.digest)
+        if part is not None and seat.ranges:  # the statistics are of all ranks
+            data = blank(codec.nbytes(seat.slices[me]))
+            zeros = yield from summed(write(codec, part, seat.slices[me], [(seat.slices[me], data[HEADER_BYTES:])]))
+            said = said._replace(written=[Written(seat.slices[me], data, zeros[0])])
         mean = seat.pack(part, seat.slices[me], Tag.MEAN, said)
         if feeds and residual is not None and part is not None:
             codec.accumulate(mean.payload, seat.slices[me], part, -1.0)

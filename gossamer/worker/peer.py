@@ -70,10 +70,12 @@ def peer(seat: Seat, state: State) -> Program:
         for part in seat.fragments:
             yield from plan_of(part).expects(part, state.round)
         if method.outer.before:
-            tally.early = yield from say(seat, state, {}, Said(state.round, 0, mark(seat, state)))
+            marked = yield from mark(seat, state)
+            tally.early = yield from say(seat, state, {}, Said(state.round, 0, marked))
         yield from _happen(seat, state, tally)
         state.tokens += plan_at(seat, state).tokens_per_round
         state.round += 1
+        yield from tally.sketch(seat, state)
         yield Note(tally.record(seat, state))
         state.local = tally.local if len(seat.fragments) > 1 else {}
         go: Go | Stop = yield Boundary(state.round, state)
@@ -141,7 +143,8 @@ def _sync(seat: Seat, state: State, source: int) -> Generator[Effect, Reply, Non
     codec, tag = Fp32(), Tag.of(0, Tag.SYNC)
     size = codec.nbytes(seat.layout)
     if seat.me != source:
-        yield Expect(tag, {source: HEADER_BYTES + size})
+        content = seat.content(format=codec)
+        yield Expect(tag, {source: HEADER_BYTES + size}, {source: content} if content else None)
         packet: Packet = (yield Gather(tag, (source,), 0))[source]
         if not state.x:
             return
@@ -156,7 +159,7 @@ def _sync(seat: Seat, state: State, source: int) -> Generator[Effect, Reply, Non
         data = blank(size)
         codec.encode(state.x, seat.layout, {}, data[HEADER_BYTES:])
         packet = seal(data, header)
-    yield Send(seat.others, tag, packet)
+    yield Send(seat.others, tag, packet, seat.content(format=codec))
 
 
 def _drain(seat: Seat, state: State) -> Generator[Effect, Reply, None]:

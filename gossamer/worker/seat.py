@@ -1,4 +1,8 @@
-"""What a worker's program knows that does not change: who it is, what it runs, and the sizes that follow."""
+"""What a worker's program knows that does not change: who it is, what it runs, and the sizes that follow.
+
+A worker of several ranks has a program in each: the same rounds on the rank's own shard of the model. Such a program, too, knows workers
+only; gossamer.worker.ranks takes what it says to the ranks of others.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +13,15 @@ from typing import NamedTuple, TypeAlias
 
 from torch import Tensor
 
-from gossamer.core.codec.base import Codec
+from gossamer.core.codec.base import Codec, Format
 from gossamer.core.combine import Piece, combine
 from gossamer.core.fragment import fragments, shards
 from gossamer.core.members import Roll, over
 from gossamer.core.method import Method
 from gossamer.core.mixing import Mixing
+from gossamer.core.ranges import Ranges
 from gossamer.core.tree import Layout, Tree, layout_hash, numel
-from gossamer.worker.effects import Addr
+from gossamer.worker.effects import Addr, Content
 from gossamer.worker.packet import HEADER_BYTES, Header, Packet, blank, check, seal
 
 Combine: TypeAlias = Callable[[Sequence[Piece], Codec, Tree], Tree]
@@ -57,6 +62,12 @@ class Seat:
     """How a mean is formed. The simulator shares one memoised function among its workers; its result is never written to."""
     fragment: int = 0
     """Which fragment of the model `layout` is; 0 where the model travels whole."""
+    rank: int = 0
+    """Which rank of the worker this is."""
+    ranges: Ranges | None = field(default=None, repr=False)
+    """How the workers cut the model over their ranks; None where every worker is one rank. Then `layout` is this rank's share."""
+    whole: Layout = field(default=(), repr=False)
+    """The layout of all ranks together; empty where every worker is one rank."""
     roll: Roll = field(default_factory=Roll, repr=False, compare=False)
     """Who takes part in which round: that of the worker's state (`peer` sees to it), so that it grows as the run goes."""
 
@@ -78,17 +89,37 @@ class Seat:
         count = self.method.cadence.fragments
         if count == 1:
             return (self,)
-        return tuple(replace(self, layout=piece, fragment=p) for p, piece in enumerate(fragments(self.layout, count)))
+        if self.ranges is None:
+            return tuple(replace(self, layout=piece, fragment=p) for p, piece in enumerate(fragments(self.layout, count)))
+        pieces = enumerate(fragments(self.whole, count))
+        return tuple(replace(self, layout=self._held(piece), whole=piece, fragment=p) for p, piece in pieces)
+
+    def _held(self, layout: Layout) -> Layout:
+        """What this rank holds of a layout of all ranks."""
+        assert self.ranges is not None
+        return self.ranges.held(layout, self.me, self.rank)
+
+    @cached_property
+    def whole_slices(self) -> tuple[Layout, ...]:
+        """Slice j is worker j's to average (shard and ring exchanges)."""
+        return shards(self.whole or self.layout, self.method.n)
 
     @cached_property
     def slices(self) -> tuple[Layout, ...]:
-        """Slice j is worker j's to average (shard and ring exchanges)."""
-        return shards(self.layout, self.method.n)
+        """What this rank holds of each slice."""
+        return self.whole_slices if self.ranges is None else tuple(map(self._held, self.whole_slices))
+
+    def content(self, j: Addr | None = None, format: Format | None = None) -> Content | None:
+        """What a payload with slice j holds, or with all; None where every worker is one rank."""
+        if self.ranges is None:
+            return None
+        layout, whole = (self.layout, self.whole) if j is None else (self.slices[j], self.whole_slices[j])
+        return Content(layout, whole, format or self.method.wire)
 
     @cached_property
     def mark(self) -> int:
-        """Hash of the layout."""
-        return layout_hash(self.layout)
+        """Hash of the layout, that of all ranks."""
+        return layout_hash(self.whole or self.layout)
 
     @cached_property
     def elements(self) -> int:

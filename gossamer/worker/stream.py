@@ -9,21 +9,22 @@ from __future__ import annotations
 from collections.abc import Generator
 
 import torch
-from torch import Tensor
 
+from gossamer.core import ranges
 from gossamer.core.codec import write
 from gossamer.core.combine import Piece
-from gossamer.core.outer import OuterState, drift
+from gossamer.core.outer import STEP, OuterState, drift
 from gossamer.core.tree import Layout, Tree, digest, map_tree, master, rounded, squares
 from gossamer.worker.effects import Compute, Done, Effect, Load, Ready, Reply, SiteSum, Span, Work
 from gossamer.worker.exchange import Heard, Own, plan_of, ready_targets
 from gossamer.worker.packet import HEADER_BYTES, REFUSED, blank
 from gossamer.worker.pairs import learn
 from gossamer.worker.pairs import write as write_pair
+from gossamer.worker.ranks import summed, whole_sum
 from gossamer.worker.replanning import outer_step_of, plan_at, replan, scaled
 from gossamer.worker.seat import Said, Seat, Written
 from gossamer.worker.state import Pending, State
-from gossamer.worker.tally import Tally
+from gossamer.worker.tally import Tally, sketched
 
 
 def launch(seat: Seat, state: State, tally: Tally, part: Seat) -> Generator[Effect, Reply, None]:
@@ -33,10 +34,13 @@ def launch(seat: Seat, state: State, tally: Tally, part: Seat) -> Generator[Effe
     y = part.part_of(tally.local)
     D, refused, norm = yield from _judge(part, state, y)
     tokens, stream.tokens = 0 if refused else stream.tokens, 0
-    tally.judged(norm, refused, {} if method.synchronous or method.n == 1 else D)
+    tally.judged(norm, refused)
+    if D and not method.synchronous and method.n > 1:
+        tally.drift = yield from sketched(part, D)
     own = tally.early
     if not method.outer.before:
-        said = Said(t, tokens, mark(part, state), REFUSED if refused else 0, step_s=tally.clocked.step_s)
+        marked = yield from mark(part, state)
+        said = Said(t, tokens, marked, REFUSED if refused else 0, step_s=tally.clocked.step_s)
         own = yield from say(part, state, D, said)
     tally.zeros += sum(packet.zeros for packet in own.values())
     pending = Pending(t, own, {})
@@ -97,26 +101,20 @@ def say(part: Seat, state: State, D: Tree, header: Said) -> Generator[Effect, Re
     residual = None if state.residual is None or header.flags & REFUSED else part.part_of(state.residual)
     blanks = [(layout, blank(codec.nbytes(layout))) for layout in _layouts(part)]
     pieces = [(layout, data[HEADER_BYTES:]) for layout, data in blanks]
-    zeros = yield from _summed(write(codec, tree, part.layout, pieces, None if residual is None else method.feedback, residual))
+    zeros = yield from summed(write(codec, tree, part.layout, pieces, None if residual is None else method.feedback, residual))
     written = [Written(layout, data, lost) for (layout, data), lost in zip(blanks, zeros, strict=True)]
     return (yield from plan_of(part).say(part, tree, header._replace(written=written)))
 
 
-def _summed(writing: Generator[Tensor, Tensor, list[int]]) -> Generator[Effect, Reply, list[int]]:
-    """What `writing` returns; what it yields is summed over the site."""
-    try:
-        value = next(writing)
-        while True:
-            yield Span("encode", 0)
-            value = writing.send((yield SiteSum(value)))
-    except StopIteration as end:
-        found: list[int] = end.value
-        return found
-
-
-def mark(part: Seat, state: State) -> int:
+def mark(part: Seat, state: State) -> Generator[Effect, Reply, int]:
     """What must be equal on all workers of a synchronous method when they say the fragment: anchor, outer state and plan."""
-    return digest(part.part_of(state.x), *_outer_of(part, state).values()) ^ state.planned.mark if state.x else 0
+    if not state.x:
+        return 0
+    x, outer = part.part_of(state.x), _outer_of(part, state)
+    if part.ranges is None:
+        return digest(x, *outer.values()) ^ state.planned.mark
+    mine = ranges.mark(part.layout, [x, *(tree for name, tree in outer.items() if name != STEP)], outer.get(STEP))
+    return (yield from whole_sum(mine)) ^ state.planned.mark
 
 
 def held(seat: Seat, state: State) -> Tree:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Any
 
-from gossamer.core.sketch import sketch, write
+import torch
+
+from gossamer.core.sketch import sketch, sketch_of_ranges, write
 from gossamer.core.tree import Tree
+from gossamer.worker.effects import Effect, Reply, SiteSum
 from gossamer.worker.exchange import Heard, Own
 from gossamer.worker.replanning import Clocked
 from gossamer.worker.seat import Seat
@@ -36,16 +40,22 @@ class Tally:
     """This worker's guard refused something."""
     drift: str = ""
     """Sketch of the pseudo-gradient, where replicas may differ."""
+    anchor: str = ""
+    """Sketch of the anchor, then."""
 
     def put(self, tree: Tree) -> None:
         """Parameters that were loaded into the body."""
         self.local |= {name: v.to(self.local[name].dtype) for name, v in tree.items() if name in self.local}
 
-    def judged(self, norm: float, refused: bool, apart: Tree) -> None:
-        """The guard has looked at a pseudo-gradient. `apart`: it, where replicas may differ."""
-        self.drift = write(sketch(apart)) if apart else self.drift
+    def judged(self, norm: float, refused: bool) -> None:
+        """The guard has looked at a pseudo-gradient."""
         self.norm = math.hypot(self.norm, norm)
         self.refused |= refused
+
+    def sketch(self, seat: Seat, state: State) -> Generator[Effect, Reply, None]:
+        """Sketches the anchor, where a drift was sketched."""
+        if self.drift:
+            self.anchor = yield from sketched(seat, state.x)
 
     def record(self, seat: Seat, state: State) -> dict[str, Any]:
         """The note of a completed round."""
@@ -69,7 +79,16 @@ class Tally:
             mine = [seat.me] if self.refused and not seat.method.cadence.overlap else []
             record["refused"] = sorted({*mine, *(j for heard in self.heard for j in heard.refused)})
         if self.drift:
-            record["sketch"] = {"x": write(sketch(state.x)), "drift": self.drift}
+            record["sketch"] = {"x": self.anchor, "drift": self.drift}
         if absent := sorted({j for heard in self.heard for j in heard.absent}):
             record["absent"] = absent
         return record
+
+
+def sketched(seat: Seat, tree: Tree) -> Generator[Effect, Reply, str]:
+    """The sketch of a tree of the worker, as text."""
+    if seat.ranges is None:
+        return write(sketch(tree))
+    mine = torch.from_numpy(sketch_of_ranges(tree, seat.layout, seat.whole))
+    total = yield SiteSum(mine)
+    return write(total.numpy())

@@ -81,9 +81,10 @@ def range_of(tree: Tree, part: Part) -> Tensor:
         raise BadInput(f"the layout carries {part.name!r}, which the tree lacks: make the layout from the same tree (layout_of)")
     if t.dtype != torch.float32 or not t.is_contiguous():
         raise BadInput(f"tensor {part.name!r} is {t.dtype}, strides {t.stride()}: codecs take contiguous float32 (tree.master makes it so)")
-    if t.numel() != part.numel or not 0 <= part.lo <= part.hi <= part.numel:
+    first, after = part.held
+    if t.numel() != after - first or not 0 <= first <= part.lo <= part.hi <= after <= part.numel:
         raise BadInput(
-            f"the layout says {part.name!r} has {part.numel} elements and carries {part.lo} to {part.hi}, the tensor has {t.numel()}: "
+            f"the layout says {part.name!r} has {after - first} elements and carries {part.lo} to {part.hi}, the tensor has {t.numel()}: "
             "make the layout from the same tree (layout_of)"
         )
     return flat(tree, part).detach()
