@@ -22,6 +22,7 @@ from gossamer.app.job import resolve
 from gossamer.app.simulate import simulate
 from gossamer.core.errors import BadInput
 from gossamer.net.launch import launch
+from gossamer.net.site import TorchSite
 from gossamer.real.board import Board, PeerLost
 from gossamer.real.seats import Seats
 from gossamer.train import checkpoint
@@ -82,11 +83,25 @@ def trained(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         configs.append(folder / f"{name}.toml")
         configs[-1].write_text(dump(load(sets=sets)))
     resolve(load([configs[0]])).corpus()
+    return train("gloo", folder, configs)
+
+
+def train(wire: str, folder: Path, configs: Sequence[Path]) -> Path:
+    """Runs site_worker.py in all seats."""
     said: list[str] = []
-    command = [sys.executable, str(ROOT / "tests" / "site_worker.py"), str(folder), *map(str, configs)]
+    command = [sys.executable, str(ROOT / "tests" / "site_worker.py"), wire, str(folder), *map(str, configs)]
     code = launch(6, command, folder / "logs", env=environment(), say=said.append, seats=Seats((0, 1, 1, 2, 2, 2)))
     assert code == 0, said
     return folder
+
+
+def test_over_grpc_sites_of_several_ranks_have_the_bits_of_gloo(trained, tmp_path):
+    names = ("geomesh", "gasloc")
+    far = train("grpc", tmp_path, [trained / f"{name}.toml" for name in names])
+    for name in names:
+        (here, seats), (there, others) = results(trained, name), results(far, name)
+        assert there == here
+        assert [one["rounds"] for one in others] == [one["rounds"] for one in seats]
 
 
 @pytest.fixture(scope="module")
@@ -220,6 +235,12 @@ def test_muon_and_pair_codecs_are_refused(text: Path, tmp_path: Path):
     ):
         with pytest.raises(BadInput, match=word):
             launch_local(resolve(load(sets=sets_of(text, file, **more))), tmp_path / "run")
+
+
+def test_two_ranks_of_a_worker_do_not_share_a_gpu(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(BadInput, match="2 ranks on this machine, which has 1 CUDA devices"):
+        TorchSite(torch.distributed.HashStore(), 0, 2, device="cuda")
 
 
 @pytest.mark.parametrize("count, ranks, size", [(5, 3, 8), (5, 3, 1), (2, 3, 4), (8, 2, 3), (7, 1, 2)])

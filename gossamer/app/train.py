@@ -113,7 +113,7 @@ def work(job: Job, out: Path, *, resume: bool = False) -> Path:
             torch.cuda.set_device(job.device)
         if group.n != sum(job.fleet.ranks):
             raise BadInput(
-                f"{group.n} processes were started for the {job.n} workers of fleet {job.fleet.name}: start {job.n} "
+                f"{group.n} processes were started for the {job.n} workers of fleet {job.fleet.name}: start {sum(job.fleet.ranks)} "
                 f"(--workers {job.n}, or torchrun --nproc-per-node), or use fleet.name = uniform-{group.n}"
             )
         group.all_equal(

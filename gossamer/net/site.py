@@ -48,7 +48,7 @@ class TorchSite:
         local: keep to the loopback interface.
 
     Raises:
-        BadInput: torch's default process group is there already.
+        BadInput: torch's default process group is there already, or two ranks would have one GPU.
     """
 
     def __init__(self, store: Any, rank: int, size: int, *, device: str = "cpu", local: bool = False) -> None:
@@ -56,6 +56,12 @@ class TorchSite:
         self._mesh: DeviceMesh | None = None
         if dist.is_initialized():
             raise BadInput("this process has a default process group of torch already, and a worker of several ranks needs it: remove that")
+        here = min(size, int(os.environ.get("LOCAL_WORLD_SIZE", size)))
+        if device == "cuda" and here > torch.cuda.device_count():
+            raise BadInput(
+                f"a worker has {here} ranks on this machine, which has {torch.cuda.device_count()} CUDA devices: expected one a rank. "
+                'Lower ranks in the fleet file, or use run.device = "cpu"'
+            )
         with _loopback(local):
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
