@@ -201,10 +201,8 @@ def test_a_simulated_run_learns_reports_and_is_not_resumed(text: Path, tmp_path:
     assert "keeps no checkpoints" in capsys.readouterr().err
 
 
-def test_real_runs_and_checkpoints_are_refused(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_checkpoints_are_refused(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = flags(settings(text, method__name="halos", fleet__name='"uniform-2"'))
-    assert main(["train", "--workers", "2", "--out", str(tmp_path / "real"), *given]) == 2
-    assert "only the simulator runs" in capsys.readouterr().err and not (tmp_path / "real").exists()
     assert main(["simulate", "--out", str(tmp_path / "sim"), *given, "--set", "checkpoint.every=5"]) == 2
     assert "checkpoint.every = 5" in capsys.readouterr().err and not (tmp_path / "sim").exists()
 

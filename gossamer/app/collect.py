@@ -13,6 +13,7 @@ import torch
 from gossamer.app.folder import RunFolder, write_atomically
 from gossamer.app.job import Job
 from gossamer.app.simulate import write_result
+from gossamer.core.errors import RunFailed
 from gossamer.core.ranges import rows_of
 from gossamer.core.tree import Tree
 from gossamer.real.group import Group
@@ -47,14 +48,14 @@ def collect(job: Job, group: Group, folder: RunFolder, own: Own, state: State) -
             if told is not None:
                 _merge(folder, name, told)
         if (trees := everybody(job, group, state, 0)) is not None:
-            _conclude(job, folder, own, state, trees)
+            _conclude(job, group, folder, own, state, trees)
         return
     while group.posted([_DONE]) is None:
         to = group.living[0]
         if (trees := everybody(job, group, state, to)) is not None:  # whose records are complete, then
             for name in STREAMS:
                 _merge(folder, name, (_whole_lines(path) for path in sorted((folder.path / "workers").glob(f"*/{name}"))))
-            _conclude(job, folder, own, state, trees)
+            _conclude(job, group, folder, own, state, trees)
             group.post(_DONE, str(to))
         while group.posted([_DONE]) is None and group.living[0] == to:
             group.board.check()
@@ -65,6 +66,10 @@ def everybody(job: Job, group: Group, state: State, to: Addr) -> dict[Addr, Tree
     """The parameters of all workers at seat `to`, those of several ranks put together; None elsewhere. A worker with a dead rank is left
     out."""
     ranges = job.ranges
+    if tiers := job.method.tiers:  # the global server's alone
+        sizes = {name: value.shape for name, value in state.x.items()}
+        found = group.gather_trees(state.x if group.me == tiers.top else {}, to, lambda seat: sizes if seat == tiers.top else {})
+        return None if found is None else {seat: tree for seat, tree in found if tree}
     if ranges is None:
         trees = group.gather_trees(state.x, to)
         return None if trees is None else dict(trees)
@@ -85,9 +90,13 @@ def everybody(job: Job, group: Group, state: State, to: Addr) -> dict[Addr, Tree
     return {w: {name: torch.cat([held[s][name] for s in ranges.seats(w)]) for name in state.x} for w in whole}
 
 
-def _conclude(job: Job, folder: RunFolder, own: Own, state: State, everybody: dict[Addr, Tree]) -> None:
+def _conclude(job: Job, group: Group, folder: RunFolder, own: Own, state: State, everybody: dict[Addr, Tree]) -> None:
+    if job.servers and group.me >= job.n:
+        raise RunFailed("no worker has come to the end of the run: all had died, so its servers wrote no summary")
+    if job.servers and not everybody:
+        raise RunFailed("the global server is gone, and with it the model of the run")
     if state.round == job.method.rounds:
-        write_result(job, "net", folder, everybody, own.judge)
+        write_result(job, "net", folder, everybody, own.judge, [i for i in range(job.n) if i in group.board.dead])
 
 
 def _merge(folder: RunFolder, name: str, told: Iterable[bytes]) -> None:
@@ -104,7 +113,7 @@ def _merge(folder: RunFolder, name: str, told: Iterable[bytes]) -> None:
         if "bytes_sent" in r:
             sent, received = others.get((r["kind"], r["round"], r["worker"]), (0, 0))
             r |= {"bytes_sent": r["bytes_sent"] + sent, "bytes_received": r["bytes_received"] + received}
-    lines.sort(key=lambda r: (r.get("time_s", r.get("start_s", 0.0)), r["worker"]))
+    lines.sort(key=lambda r: (r.get("time_s", r.get("start_s", 0.0)), -1 if r["worker"] == "fleet" else r["worker"]))
     write_atomically(folder.path / name, "".join(json.dumps(r, separators=(",", ":")) + "\n" for r in lines))
 
 

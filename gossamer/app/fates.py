@@ -14,16 +14,14 @@ def check_fates(config: Config, method: Method) -> None:
         BadInput: they name what is not there, or ask for what the method cannot do.
     """
     clock = config.clock
-    if config.run.on_death == "continue" and not method.outlives:
+    if config.run.on_death == "continue" and not method.outlives and not method.tiers:
         raise BadInput(
             f'run.on_death = "continue", but {method.name} cannot go on without a worker: its mean is over all, or whom a worker hears is '
-            'not who hears it. Set run.on_death = "stop", or use gossip over one_peer, two_peer or ring (gasloc, noloco, dadam)'
+            'not who hears it. Set run.on_death = "stop", or use gossip over one_peer, two_peer or ring (gasloc, noloco, dadam), or halos'
         )
-    if method.tiers and (clock.kill or clock.back):
-        raise BadInput(f"clock.kill is for workers that are each other's peers, and {method.name} has servers: leave it out")
     for key, pairs in (("kill", clock.kill), ("back", clock.back)):
         for pair in pairs:
-            if len(pair) != 2 or not 0 <= pair[0] < method.n or not 1 <= pair[1] < method.rounds:
+            if len(pair) != 2 or not 0 <= pair[0] < method.n or not (key == "back") <= pair[1] < method.rounds:
                 raise BadInput(
                     f"clock.{key} has the entry {pair}: expected [worker, round] with a worker from 0 to {method.n - 1} and a round from 1 "
                     f"to {method.rounds - 1}, such as [[{method.n - 1}, 1]]"

@@ -209,7 +209,8 @@ class Job:
     @property
     def goes_on(self) -> bool:
         """Whether the others go on when a worker has died."""
-        return self.config.run.on_death == "continue" or (self.config.run.on_death == "auto" and self.method.outlives)
+        able = self.method.outlives or self.method.tiers is not None
+        return self.config.run.on_death == "continue" or (self.config.run.on_death == "auto" and able)
 
     @property
     def kills(self) -> dict[int, int]:

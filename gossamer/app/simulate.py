@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,10 @@ def simulate(job: Job, out: Path | None = None, resume: RunFolder | None = None,
         BadInput: the folder exists, or there is nothing to resume.
         RunFailed: the run could not go on.
     """
+    if job.servers and job.kills:
+        raise BadInput(
+            f"clock.kill in a simulation is for workers that are each other's peers, and {job.method.name} has servers: leave it out"
+        )
     torch.set_num_threads(job.config.run.threads_per_worker)
     corpus = job.corpus()
     network = job.network()
@@ -76,6 +80,8 @@ def simulate(job: Job, out: Path | None = None, resume: RunFolder | None = None,
         network.restore(i, extra["network"])
     states = [parts[i].state if i in parts else job.first_state(i, master(parameters_of(body.model))) for i, body in enumerate(bodies)]
     absences = absences_of(job, bodies, combine, parts, round0)
+    for state in states if not parts else ():  # who is there from the start
+        state.roll.epochs = list(absences.roll.epochs)
     clock = job.config.clock
     timing = ComputeTime(
         job.fleet, job.config.plan.sequence, job.flops_per_token, clock.noise, clock.drift, job.config.seed, clock.codec_gbytes_per_s,
@@ -121,9 +127,11 @@ def _starts_s(job: Job, parts: dict[int, checkpoint.Part]) -> list[float] | None
     return [known.get(i, min(known.values())) for i in range(job.n)]
 
 
-def write_result(job: Job, world: str, folder: RunFolder, trees: dict[int, Tree], judge: Callable[[Tree], float]) -> None:
+def write_result(
+    job: Job, world: str, folder: RunFolder, trees: dict[int, Tree], judge: Callable[[Tree], float], dead: Sequence[int] = ()
+) -> None:
     """`summary.json` of a finished run. `trees`: the parameters of the workers that are left; where there are servers, the global one's
-    alone."""
+    alone, and `dead` says which workers are not."""
     living = list(trees.values())
     if not living:
         raise RunFailed("no worker has come to the end of the run: all had died, so there is no model (clock.kill: leave one of them)")
@@ -137,7 +145,7 @@ def write_result(job: Job, world: str, folder: RunFolder, trees: dict[int, Tree]
         worker_losses=None if losses is None else [losses.get(i) for i in range(job.n)],
         distance=None if job.servers else consensus_distance(living),
         hashes=[sha256(living[0])] if job.servers else [sha256(trees[i]) if i in trees else None for i in range(job.n)],
-        dead=[] if job.servers else [i for i in range(job.n) if i not in trees],
+        dead=dead if job.servers else [i for i in range(job.n) if i not in trees],
         agreed=write_agreement(job, folder, records),
     )
     folder.write_summary(summary)

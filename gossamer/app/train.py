@@ -16,6 +16,7 @@ from gossamer.app.folder import JsonLines, RunFolder
 from gossamer.app.job import Job
 from gossamer.app.metrics import check_unchanged, evaluation, facts_of
 from gossamer.app.progress import Progress, duration
+from gossamer.app.served import Passing, ServerHooks, processes, seats_of, serve, servers_of
 from gossamer.core.errors import BadInput, RunFailed, Stopped
 from gossamer.core.inner import Muon
 from gossamer.core.tree import Tree, layout_hash, master
@@ -23,7 +24,6 @@ from gossamer.net.launch import launch
 from gossamer.net.start import STORE_ENV, init
 from gossamer.real.driver import run
 from gossamer.real.group import Group
-from gossamer.real.seats import Seats
 from gossamer.train import checkpoint
 from gossamer.train.data import Corpus
 from gossamer.train.recut import Place
@@ -31,6 +31,7 @@ from gossamer.worker.account import TraceKind
 from gossamer.worker.effects import Body, Go, Stop
 from gossamer.worker.peer import peer
 from gossamer.worker.ranks import among_ranks, check_ranks
+from gossamer.worker.server import program_of
 from gossamer.worker.state import State
 
 
@@ -40,20 +41,12 @@ def is_worker() -> bool:
 
 
 def _check_world(job: Job) -> None:
-    if job.method.tiers:
-        raise BadInput(
-            f"{job.method.name} has servers, which only the simulator runs: use gossamer simulate, or a method without servers "
-            "(diloco, geomesh, gasloc)"
-        )
+    if 0 in job.kills.values():
+        raise BadInput("clock.kill with round 0 is for simulations, of a run that a worker never came to: give a round from 1 here")
     if max(job.fleet.ranks) > 1:
         check_ranks(job.method)
         if isinstance(job.method.inner, Muon):
             raise BadInput("inner optimizer muon needs whole matrices, which workers of several ranks do not have: use lion or adamw")
-
-
-def _seats(job: Job) -> Seats | None:
-    """Which processes are ranks of one worker."""
-    return Seats(job.ranges.workers) if job.ranges else None
 
 
 def launch_local(job: Job, out: Path, *, resume: bool = False) -> Path:
@@ -85,7 +78,7 @@ def launch_local(job: Job, out: Path, *, resume: bool = False) -> Path:
 
     threads = str(job.config.run.threads_per_worker)
     env = {"OMP_NUM_THREADS": threads}
-    code = launch(sum(job.fleet.ranks), command, out / "logs", env=env, last_checkpoint=last, survives=job.goes_on, seats=_seats(job))
+    code = launch(processes(job), command, out / "logs", env=env, last_checkpoint=last, survives=job.goes_on, seats=seats_of(job))
     if code in (130, 143):
         raise Stopped(f"stopped; last whole checkpoint: {last() or 'none yet'}")
     if code == 2:
@@ -108,12 +101,13 @@ def work(job: Job, out: Path, *, resume: bool = False) -> Path:
     corpus = job.corpus()
     if job.ranges and job.device.type == "cuda":
         torch.cuda.set_device(job.device)
-    with init(survives=_survives(job), seats=_seats(job), device=job.device.type) as group:
+    with init(survives=_survives(job), seats=seats_of(job), device=job.device.type) as group:
         if job.ranges and job.device.type == "cuda":  # the device mesh may have chosen another
             torch.cuda.set_device(job.device)
-        if group.n != sum(job.fleet.ranks):
+        if group.n != processes(job):
+            also = f" and {job.servers} servers" if job.servers else ""
             raise BadInput(
-                f"{group.n} processes were started for the {job.n} workers of fleet {job.fleet.name}: start {sum(job.fleet.ranks)} "
+                f"{group.n} processes were started for the {job.n} workers{also} of fleet {job.fleet.name}: start {processes(job)} "
                 f"(--workers {job.n}, or torchrun --nproc-per-node), or use fleet.name = uniform-{group.n}"
             )
         group.all_equal(
@@ -170,7 +164,9 @@ def _first_round(group: Group, folder: RunFolder) -> int:
     return int(said[0])
 
 
-def _run(job: Job, group: Group, folder: RunFolder, corpus: Corpus, round0: int) -> tuple[State, NetHooks]:
+def _run(job: Job, group: Group, folder: RunFolder, corpus: Corpus, round0: int) -> tuple[State, NetHooks | ServerHooks]:
+    if job.servers and group.me >= job.n:
+        return serve(job, group, Mine(folder, group.me), corpus)
     site, seat = group.site, job.rank_seat(group.me)
     me = seat.me
     body = job.body(me, corpus, job.pace_s(me), site if site.size > 1 else None)
@@ -187,9 +183,10 @@ def _run(job: Job, group: Group, folder: RunFolder, corpus: Corpus, round0: int)
     title = f"{job.title} on {job.fleet.name}"
     with Progress(job.method.rounds, title, quiet=group.me != 0, first_round=round0, first_tokens=state.tokens) as progress:
         hooks = NetHooks(job, group, folder, mine, corpus, progress, me)
-        program = among_ranks(seat, peer(seat, state))
+        program = program_of(seat, state) if job.servers else among_ranks(seat, peer(seat, state))
+        ahead = job.config.run.ahead
         try:
-            state, _ = run(program, body, hooks, group, start_s=start_s, rounds0=round0, ahead=job.config.run.ahead)
+            state, _ = run(program, body, hooks, group, start_s=start_s, rounds0=round0, ahead=ahead, servers=servers_of(job))
         finally:
             mine.close()
     hooks.close_checkpoints(wait=True)
@@ -245,6 +242,7 @@ class NetHooks:
         self._open: dict[int, int] = {}  # round -> planned tokens, of checkpoints that this worker has not closed
         self._loss: float | None = None
         self._compute_s, self._asked_s, self._steps = 0.0, 0.0, 0
+        self._passing = Passing(job, group) if job.servers else None
 
     @property
     def records(self) -> Path:
@@ -257,10 +255,13 @@ class NetHooks:
 
     def boundary(self, seat: int, round: int, time_s: float, state: State, body: Body | None) -> Go | Stop:
         worker, site = self.worker, self._site
-        if self._due(self.job.config.eval.every, round):
+        if self._passing:
+            self._passing.completed(round, time_s)
+            self._loss = self._passing.loss
+        elif self._due(self.job.config.eval.every, round):
             self._loss = self._judge(state.x)
             self.mine.add("metrics.jsonl", evaluation(round, worker, state.tokens, time_s, self._loss))
-        if self._due(self.job.config.checkpoint.every, round) or round == self.group.last_round:
+        if not self._passing and (self._due(self.job.config.checkpoint.every, round) or round == self.group.last_round):
             assert body is not None
             self.mine.flush()
             place = Place(site.rank, site.size)
@@ -271,7 +272,7 @@ class NetHooks:
         if self.job.kills.get(worker) == round and site.rank == site.size - 1:
             self.mine.flush()
             os.kill(os.getpid(), signal.SIGKILL)
-        whose = "validation loss" if self.job.method.synchronous else f"worker {worker}'s validation loss"
+        whose = "validation loss" if self.job.method.synchronous or self._passing else f"worker {worker}'s validation loss"
         self.progress.update(round, state.tokens, self._loss, f"clock {duration(time_s)}", what=whose)
         return Go()
 

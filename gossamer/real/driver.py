@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import TypeVar
@@ -18,6 +18,7 @@ from typing import TypeVar
 from gossamer.core.errors import RunFailed
 from gossamer.real.group import Group
 from gossamer.real.ledger import Ledger
+from gossamer.real.mailbox import Mailbox, post
 from gossamer.real.signals import handling
 from gossamer.real.transport import Receipt
 from gossamer.worker.account import Account, Hooks
@@ -33,6 +34,7 @@ from gossamer.worker.effects import (
     Note,
     Program,
     Ready,
+    RecvAny,
     Reply,
     Send,
     SiteSum,
@@ -46,6 +48,7 @@ from gossamer.worker.state import State
 T = TypeVar("T")
 _REASON_S = 1.0
 """How long a rank whose collective has failed waits to learn who is gone."""
+_NO_ROUND = 2**32 - 1
 
 
 class RealWorld:
@@ -58,16 +61,31 @@ class RealWorld:
         rounds0: rounds completed before the start.
         ahead: the most rounds that a worker may have completed more than the slowest; 0: as many as its peers let it. Where it is given,
             everybody tells everybody of each round.
+        servers: the seats that take whatever comes first, and have no rounds. Their boundaries are shown to the hooks alone.
+        on_signal: told of SIGINT and SIGTERM, in the signal handler; None: all workers are asked to stop, for that signal.
     """
 
-    def __init__(self, hooks: Hooks | None, group: Group, *, start_s: float = 0.0, rounds0: int = 0, ahead: int = 0) -> None:
+    def __init__(
+        self,
+        hooks: Hooks | None,
+        group: Group,
+        *,
+        start_s: float = 0.0,
+        rounds0: int = 0,
+        ahead: int = 0,
+        servers: Collection[Addr] = (),
+        on_signal: Callable[[int], None] | None = None,
+    ) -> None:
         self.group = group
         self.round = rounds0
         """Rounds completed."""
         self._hooks = hooks
         self._ahead = ahead
+        self._servers = frozenset(servers)
+        self._mail = Mailbox(group.transport, group.board)
         self._start_s = start_s
         self._stop_asked = False
+        self._on_signal = on_signal or group.ask_stop
         self._posted: dict[tuple[int, Addr], deque[Receipt]] = defaultdict(deque)
         group.notes.start_at(rounds0)
         group.board.round = rounds0
@@ -83,6 +101,8 @@ class RealWorld:
         """
         self._body = body
         self._ledger = Ledger(self.group.me, self._hooks, self.group.notes.ready_at, self._start_s, self.round)
+        if self._ahead and self.group.me in self._servers:
+            self.group.notes.keep_up(_NO_ROUND, _NO_ROUND)  # nobody ever waits for a server's rounds
         try:
             with handling(self._ask_stop):
                 final = self._drive(program)
@@ -151,6 +171,8 @@ class RealWorld:
             self._send(effect)
         elif isinstance(effect, Gather):
             return self._gather(effect)
+        elif isinstance(effect, RecvAny):
+            return self._recv_any(effect)
         elif isinstance(effect, SiteSum):
             return self._within_site(lambda: self.group.site.sum(effect.value))
         elif isinstance(effect, Boundary):
@@ -168,7 +190,10 @@ class RealWorld:
         if data is None:
             raise RunFailed("a packet without data (a timing-only run) exists in the simulator only")
         for j in [j for j in effect.to if j not in self.group.board.dead]:
-            self.group.transport.send(j, effect.tag, data)
+            if j in self._servers:
+                post(self.group.transport, j, effect.tag, data)
+            else:
+                self.group.transport.send(j, effect.tag, data)
             self._ledger.bytes_sent += effect.packet.nbytes
 
     def _gather(self, effect: Gather) -> dict[Addr, Packet]:
@@ -191,6 +216,12 @@ class RealWorld:
         packets: dict[Addr, Packet] = {r.src: r.value for r in heard}
         self._ledger.bytes_received += sum(p.nbytes for p in packets.values())
         return packets
+
+    def _recv_any(self, effect: RecvAny) -> tuple[Addr, Packet | None]:
+        src, packet = self._mail.first(effect)
+        self._ledger.spend("network_idle")
+        self._ledger.bytes_received += packet.nbytes if packet else 0
+        return src, packet
 
     def _await(self, receipts: Mapping[Addr, Receipt], effect: Gather) -> dict[Addr, bool]:
         """Waits, and tells from whom a message has come that counts. Of the dead, what has come counts."""
@@ -221,6 +252,10 @@ class RealWorld:
     def _cross(self, effect: Boundary) -> Go | Stop:
         """Agrees on whether to stop here before the hooks are asked, so that they know the last boundary (`Group.last_round`)."""
         ledger, notes = self._ledger, self.group.notes
+        if self.group.me in self._servers:
+            if self._hooks is not None:
+                self._hooks.boundary(self.group.me, effect.round, ledger.time_s, effect.state, self._body)
+            return Go()
         if self._ahead:
             notes.keep_up(effect.round, self._ahead)
             ledger.spend("straggler_idle")
@@ -239,11 +274,21 @@ class RealWorld:
         if self._stop_asked:
             raise KeyboardInterrupt
         self._stop_asked = True
-        self.group.ask_stop(number)
+        self._on_signal(number)
 
 
 def run(
-    program: Program, body: Body, hooks: Hooks | None, group: Group, *, start_s: float = 0.0, rounds0: int = 0, ahead: int = 0
+    program: Program,
+    body: Body,
+    hooks: Hooks | None,
+    group: Group,
+    *,
+    start_s: float = 0.0,
+    rounds0: int = 0,
+    ahead: int = 0,
+    servers: Collection[Addr] = (),
+    on_signal: Callable[[int], None] | None = None,
 ) -> tuple[State, Account]:
     """Runs one worker's program over `group` (see RealWorld)."""
-    return RealWorld(hooks, group, start_s=start_s, rounds0=rounds0, ahead=ahead).run(program, body)
+    world = RealWorld(hooks, group, start_s=start_s, rounds0=rounds0, ahead=ahead, servers=servers, on_signal=on_signal)
+    return world.run(program, body)

@@ -6,7 +6,7 @@ No wait has a time-out: the end of a connection ends the operations on it, and a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -36,12 +36,12 @@ class Receipt:
 
 
 class Transport:
-    """Receives and sends of one wire."""
+    """Receives and sends of one wire, to the other members."""
 
-    def __init__(self, wire: Wire, board: Board) -> None:
+    def __init__(self, wire: Wire, board: Board, members: Sequence[Addr] | None = None) -> None:
         self.board = board
         self.me: Addr = wire.rank()
-        self.others = tuple(j for j in range(wire.size()) if j != self.me)
+        self.others = tuple(j for j in (range(wire.size()) if members is None else members) if j != self.me)
         self.sent = dict.fromkeys(self.others, 0)
         """Messages handed over, by receiver."""
         self.posted = dict.fromkeys(self.others, 0)
@@ -54,9 +54,10 @@ class Transport:
         self._wire = wire
         self._crew = Crew()
 
-    def receive(self, src: Addr, tag: int, nbytes: int, read: Callable[[Tensor], Any]) -> Receipt:
-        """Posts a receive of exactly `nbytes` (> 0). `read` runs in the receive's thread, so that checks overlap with computing."""
-        receipt, buffer = Receipt(src), torch.empty(nbytes, dtype=torch.uint8)
+    def receive(self, src: Addr, tag: int, nbytes: int, read: Callable[[Tensor], Any], into: Tensor | None = None) -> Receipt:
+        """Posts a receive of exactly `nbytes` (> 0), into a tensor of that size where there is one. `read` runs in the receive's thread, so
+        that checks overlap with computing."""
+        receipt, buffer = Receipt(src), torch.empty(nbytes, dtype=torch.uint8) if into is None else into
         self.posted[src] += 1
         try:
             work = self._wire.recv(buffer, src, tag)

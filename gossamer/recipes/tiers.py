@@ -26,7 +26,7 @@ def halos(
     merge: float = 0.25,
     report_every: int = 32,
 ) -> Method:
-    """HALoS (Kim et al. 2025, arXiv 2506.04531): asynchronous and hierarchical. Simulator only; the defaults are the published settings.
+    """HALoS (Kim et al. 2025, arXiv 2506.04531): asynchronous and hierarchical. The defaults are the published settings.
 
     Worker i pulls x from its region's server, takes H_i = max(1, ceil(block * speed_i)) steps, speed relative to the fastest, and pushes
     D = x - y. The local server applies `DelayedNesterov` to each arrival and answers with its x. After `report_every` accepted updates it

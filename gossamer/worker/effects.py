@@ -139,9 +139,14 @@ class Gather(NamedTuple):
 
 
 class RecvAny(NamedTuple):
-    """Wait for whatever message of `tag` comes first, from anybody. Servers only; it needs no Expect. Reply: (Addr, Packet)."""
+    """Wait for whatever message of `tag` comes first, from anybody. Servers only; it needs no Expect. Reply: (Addr, Packet), or
+    (Addr, None) for a sender that is dead and from which nothing more will come."""
 
     tag: int
+    frm: Sequence[Addr] = ()
+    """Who may send; the simulator takes what comes."""
+    nbytes: int = 0
+    """Bytes of a message, which may also be a header alone; the simulator takes what comes."""
 
 
 class SiteSum(NamedTuple):

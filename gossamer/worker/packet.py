@@ -117,6 +117,18 @@ def unseal(data: Tensor) -> Packet:
     return Packet(Header(run_id, rnd, sender, kind, cid, cver, layout, mark, tokens, flags, step_s), data.numel(), data)
 
 
+def payload_bytes(head: Tensor) -> int:
+    """What a header (uint8, 64 bytes, on the CPU) says of the length of its payload.
+
+    Raises:
+        RunFailed: not the header of a packet.
+    """
+    magic, *_, length = _HEADER.unpack(head.numpy().tobytes())
+    if magic != _MAGIC:
+        raise RunFailed(f"a message starts with {magic!r}, not {_MAGIC!r}: the sender is not a Gossamer worker")
+    return int(length)
+
+
 def check(packet: Packet, *, run_id: int, round: int, sender: int, codec: tuple[int, int], layout: int) -> None:
     """Refuses a foreign packet by name.
 

@@ -62,6 +62,13 @@ def programs(seats: Sequence[Seat], states: Sequence[State]) -> list[Program]:
     return clients + [local_server(seat, master(x)) for seat in servers[:-1]] + [global_server(servers[-1], master(x))]
 
 
+def program_of(seat: Seat, state: State) -> Program:
+    """The program of one seat of a method with servers. `state`: before the first round; of a server only x counts."""
+    if seat.me < seat.method.n:
+        return client(seat, state)
+    return (global_server if seat.me == _tiers(seat).top else local_server)(seat, state.x)
+
+
 def _tiers(seat: Seat) -> Tiers:
     assert seat.method.tiers is not None
     return seat.method.tiers
@@ -93,7 +100,10 @@ def client(seat: Seat, state: State) -> Program:
         yield Span("encode", 4 * seat.elements)
         yield Send((home,), TO_SERVER, packet)
         # What it waits for carries its own compute alone: the network's and the server's time, and nobody's straggling.
-        heard: Packet = (yield Gather(answer, (home,), t, {home: (seat.me,)}))[home]
+        answers: dict[int, Packet] = yield Gather(answer, (home,), t, {home: (seat.me,)})
+        if home not in answers:
+            raise RunFailed(f"the server of worker {seat.me}'s region is gone, and with it what its workers learn from each other")
+        heard = answers[home]
         seat.check(heard, t, home)
         yield Span("decode", 4 * seat.elements)
         if state.x:
@@ -131,7 +141,12 @@ def local_server(seat: Seat, x: Tree) -> Program:
     """Updates accepted since the last merge."""
     waiting = False
     while blocks or waiting:
-        frm, packet = yield RecvAny(TO_SERVER)
+        frm, packet = yield RecvAny(TO_SERVER, (*blocks, top), seat.whole_bytes)
+        if packet is None:
+            if frm == top:
+                raise RunFailed("the global server is gone, and with it the model of the run")
+            del blocks[frm]
+            continue
         if frm == top:
             seat.check(packet, state.round - 1, top)
             yield Span("decode", 4 * seat.elements)
@@ -175,7 +190,10 @@ def global_server(seat: Seat, x: Tree) -> Program:
     start = digest(x)
     yield Boundary(0, state)
     while rounds:
-        frm, packet = yield RecvAny(TO_SERVER)
+        frm, packet = yield RecvAny(TO_SERVER, tuple(rounds), seat.whole_bytes)
+        if packet is None:
+            del rounds[frm]
+            continue
         t = rounds[frm]
         seat.check(packet, t, frm)
         rounds[frm] += 1

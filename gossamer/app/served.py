@@ -1,0 +1,210 @@
+"""Real runs of methods with servers: one process a server, after the workers', and the evaluation of the global server's parameters.
+
+The global server is not held up by an evaluation: a thread beside it has a model of its own, and a copy of the parameters.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import count
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
+
+import torch
+
+from gossamer.app.folder import RunFolder
+from gossamer.app.job import Job
+from gossamer.app.metrics import evaluation
+from gossamer.core.errors import RunFailed
+from gossamer.core.tree import Tree, master
+from gossamer.real.driver import run
+from gossamer.real.group import Group
+from gossamer.real.seats import Seats
+from gossamer.train.data import Corpus
+from gossamer.train.model import parameters_of
+from gossamer.worker.account import TraceKind
+from gossamer.worker.effects import Addr, Body, Done, Go, Work
+from gossamer.worker.server import program_of
+from gossamer.worker.state import State
+
+
+class Records(Protocol):
+    """Where a process keeps what it notes."""
+
+    folder: RunFolder
+
+    def add(self, name: str, record: dict[str, Any]) -> None:
+        """Adds a record to a stream."""
+
+    def close(self) -> None:
+        """Closes the files."""
+
+
+def processes(job: Job) -> int:
+    """How many processes a real run has: one a rank of each worker, and one a server."""
+    return sum(job.fleet.ranks) + job.servers
+
+
+def seats_of(job: Job) -> Seats | None:
+    """Which processes are ranks of one worker, and which are servers; None where each is a worker."""
+    tiers = job.method.tiers
+    if tiers is None:
+        return Seats(job.ranges.workers) if job.ranges else None
+    names = {tiers.home(i): f"the server of region {job.fleet.site(i).region}" for i in range(job.n)}
+    return Seats(range(job.n + job.servers), names | {tiers.top: "the global server"})
+
+
+def servers_of(job: Job) -> range:
+    """The seats of the servers."""
+    return range(job.n, job.n + job.servers)
+
+
+def serve(job: Job, group: Group, mine: Records, corpus: Corpus) -> tuple[State, ServerHooks]:
+    """The program of one server, to its end.
+
+    Raises:
+        RunFailed: the run could not go on.
+    """
+    hooks = ServerHooks(job, group, mine, corpus)
+    seat = job.seat(group.me)
+    state = State(x=master(_first(job)))
+    try:
+        state, _ = run(program_of(seat, state), NoBody(), hooks, group, ahead=job.config.run.ahead, servers=servers_of(job))
+        hooks.ended()
+    finally:
+        hooks.close()
+    return state, hooks
+
+
+def _first(job: Job) -> Mapping[str, Any]:
+    """The first parameters as a worker's model has them."""
+    network = job.model().to(job.device)
+    if job.config.model.dtype == "bf16":
+        network = network.to(torch.bfloat16)
+    return {name: p.detach() for name, p in parameters_of(network).items()}
+
+
+def due(job: Job, block: int) -> bool:
+    """Whether the global server's parameters are evaluated when all workers have completed so many blocks."""
+    tiers = job.method.tiers
+    return tiers is not None and (block == job.method.rounds or tiers.evaluates(job.config.eval.every, block))
+
+
+def _due_of(job: Job) -> Iterator[int]:
+    for block in count(1):
+        if due(job, block):
+            yield block
+        if block == job.method.rounds:
+            return
+
+
+class Passing:
+    """A worker's part in evaluations: it says that it has completed a block, and hears what the global server's parameters were worth."""
+
+    def __init__(self, job: Job, group: Group) -> None:
+        self._job, self._group = job, group
+        self._unheard = _due_of(job)
+        self._next: int | None = next(self._unheard, None)
+        self.loss: float | None = None
+        """The last that was heard, in nats."""
+
+    def completed(self, block: int, time_s: float) -> None:
+        """This worker has completed so many blocks, at this time of its clock."""
+        if due(self._job, block):
+            self._group.post(f"block/{block}/{self._group.me}", repr(time_s))
+        while self._next is not None and self._next < block and (said := self._group.posted([f"loss/{self._next}"])):
+            self.loss, self._next = float(said[0]), next(self._unheard, None)
+
+
+class NoBody(Body):
+    """A server's: it trains nothing."""
+
+    def compute(self, work: Work) -> Done:
+        self._refuse()
+
+    def load(self, tree: Tree, reset_inner: bool = False) -> None:
+        self._refuse()
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise RunFailed("a server has no model to train: its program asked for what workers do")
+
+
+class ServerHooks:
+    """Of a server nothing is noted. The global one's parameters are evaluated as in a simulation: those of the time at which the last
+    worker completed the block, and those that it ends with."""
+
+    def __init__(self, job: Job, group: Group, mine: Records, corpus: Corpus) -> None:
+        self._job, self._group, self._mine, self._corpus = job, group, mine, corpus
+        self._cuts = _due_of(job)
+        self._cut: int | None = next(self._cuts, None)
+        self._judge: Callable[[Tree], float] | None = None
+        self._x: Tree = {}
+        self._x_s = 0.0
+        self._judged = True  # as it is now
+        self._thread = ThreadPoolExecutor(1)
+        self._waiting: deque[tuple[int, float, Future[float]]] = deque()
+
+    @property
+    def records(self) -> Path:
+        """The folder of the server's own records."""
+        return self._mine.folder.path
+
+    def judge(self, tree: Tree) -> float:
+        """The validation loss of a model."""
+        if self._judge is None:
+            self._judge = self._job.judge(self._corpus)
+        return self._judge(tree)
+
+    def boundary(self, worker: Addr, round: int, time_s: float, state: State, body: Body | None) -> Go:
+        self._look()  # whatever all have completed by now, they did under the parameters from before
+        self._x, self._x_s, self._judged = master(state.x), time_s, round == 0
+        return Go()
+
+    def note(self, record: dict[str, Any]) -> None:
+        """Servers have no metrics."""
+
+    def span(self, worker: Addr, kind: TraceKind, start_s: float, end_s: float, round: int) -> None:
+        """Their time is not traced."""
+
+    def _look(self) -> None:
+        while self._x and self._cut is not None:
+            passed = self._group.posted_by({i: f"block/{self._cut}/{i}" for i in range(self._job.n)})
+            if not passed:
+                break
+            self._evaluate(self._cut, max(map(float, passed.values())))
+            self._cut = next(self._cuts, None)
+        while self._waiting and self._waiting[0][2].done():
+            self._write()
+
+    def _evaluate(self, block: int, time_s: float) -> None:
+        self._judged = True
+        self._waiting.append((block, time_s, self._thread.submit(self.judge, self._x)))
+
+    def _write(self) -> None:
+        block, time_s, judged = self._waiting.popleft()
+        loss = judged.result()
+        self._mine.add("metrics.jsonl", evaluation(block, "fleet", block * self._job.method.plan.tokens_per_round, time_s, loss))
+        if self._group.posted([f"loss/{block}"]) is None:
+            self._group.post(f"loss/{block}", repr(loss))
+
+    def ended(self) -> None:
+        """The program has: the last reports came after the last cut."""
+        self._look()
+        rounds, last = self._job.method.rounds, self._group.last_round
+        if not self._judged and (last is None or last >= rounds):
+            self._evaluate(rounds, self._x_s)
+        while self._waiting:
+            self._write()
+
+    def close(self) -> None:
+        """Ends the thread, and closes the records."""
+        self._thread.shutdown(cancel_futures=True)
+        self._mine.close()
