@@ -40,6 +40,8 @@ def absences_of(job: Job, bodies: Sequence[TrainBody], combine: MemoCombine, par
     kept: dict[str, Any] | None = None
     if parts:
         kept = max((part.extra for part in parts.values()), key=lambda extra: extra["time_s"]).get("absences")
+    if not parts and (never := {i for i, at in job.kills.items() if at == 0}):
+        kept = {"epochs": [[0, sorted(never)]], "gone": {str(i): None for i in never}}
     found = Absences(job.kills, job.returns, restart, kept, job.goes_on, job.method.rounds)
     for worker in [i for i in range(job.n) if parts and i not in parts and found.gone.get(i, 0) <= round]:  # or on its way back
         found.gone[worker] = math.inf

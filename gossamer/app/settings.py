@@ -201,7 +201,9 @@ class ClockSection(Section):
     slow_worker: int = Field(default=-1, ge=-1, lt=MAX_WORKERS, description="the worker that slows down in the middle of the run; -1: none")
     slow_factor: float = Field(default=2.0, gt=0, le=1e6, description="how many times as long its inner steps take from then on")
     slow_at: float = Field(default=0.5, ge=0, lt=1, description="share of the run's rounds after which it slows down")
-    kill: list[list[int]] = Field(default=[], description="pairs [worker, round]: it dies when it has completed so many rounds")
+    kill: list[list[int]] = Field(
+        default=[], description="pairs [worker, round]: it dies when it has completed so many rounds; 0, simulated: is never there"
+    )
     back: list[list[int]] = Field(
         default=[], description="simulated runs: pairs [worker, round]; dead, it comes back when the first worker has completed so many"
     )
@@ -250,6 +252,35 @@ class RunSection(Section):
         return data
 
 
+class WanSection(Section):
+    """Sites on the internet (`gossamer wan join`). It is no part of the hash of the configuration: the coordinator compares it by name."""
+
+    run: str = Field(default="", description="id of the run at the coordinator; empty: the label of the run")
+    sites: list[str] = Field(default=[], description="ids of the sites, in the order of the fleet's workers; none: in the order of joining")
+    min_sites: int = Field(default=2, ge=1, le=MAX_WORKERS, description="with fewer sites nobody trains: the run waits")
+    founders: int | None = Field(default=None, ge=1, le=MAX_WORKERS, description="so many sites begin the run; none: all of the fleet")
+    alone: bool = Field(default=False, description="a single site may go on by itself: min_sites = 1 is meant")
+    quorum: Literal["all", "deadline"] = Field(
+        default="all", description="synchronous methods: wait for every living site, or go on without one that is past the deadline"
+    )
+    late: Literal["drop", "keep"] = Field(
+        default="drop", description="what a site that was left out does with its drift: lets it go, or adds it to its next one"
+    )
+    without: Literal["auto", "elect", "wait", "go_on"] = Field(
+        default="auto",
+        description="while the coordinator is away, the lowest living site decides (elect; gossip: go_on), or all wait; auto: it decides",
+    )
+    deadline_s: float = Field(
+        default=30.0, gt=0, le=1e6, description="the least deadline of a round, seconds; all other time-outs derive from it"
+    )
+    spread: float = Field(default=6.0, ge=0, le=1e3, description="the deadline is the median arrival and so many deviations")
+    lease_s: float | None = Field(default=None, gt=0, le=1e6, description="a site not heard of for so long is out; none: derived")
+    inner: Literal["fresh", "donor"] = Field(
+        default="fresh", description="inner optimizer of a site that takes another's state: begins afresh, or is the donor's"
+    )
+    channels: int = Field(default=4, ge=1, le=16, description="data connections between two sites")
+
+
 class Config(Section):
     """The whole configuration of a run. Its defaults alone are a run: GeoMesh on four simulated regions."""
 
@@ -266,6 +297,7 @@ class Config(Section):
     clock: ClockSection = ClockSection()
     checkpoint: CheckpointSection = CheckpointSection()
     run: RunSection = RunSection()
+    wan: WanSection = WanSection()
 
     @model_validator(mode="before")
     @classmethod

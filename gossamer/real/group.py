@@ -34,10 +34,12 @@ from gossamer.worker.effects import Addr, Tag
 
 _SIZE_TAG, _BYTES_TAG = Tag.of(0, 7), Tag.of(1, 7)  # kind 7 is no program's
 _POLL_S = 0.01
+_FAULT_S = 1.0
+"""Who waits for a worker that has failed in a comparison gives itself so long to find the same fault, and to say that."""
 
 
 class Group:
-    """Worker `me` of `n`, connected to all others.
+    """Worker `me` of `n`, connected to all other members.
 
     Args:
         store: what the workers find each other by, and post short texts on.
@@ -48,6 +50,7 @@ class Group:
         remedy: what to do where some workers do not come.
         seats: which processes are ranks of one worker, where some have several; `me`, `n` and all addresses are seats then.
         site: connects this process to the other ranks of its worker, once all workers have come.
+        members: who takes part, `me` among them, in rising order; None: all n. The others have no connections, and are absent throughout.
 
     Raises:
         RunFailed: some workers did not come; the message names them.
@@ -66,8 +69,11 @@ class Group:
         remedy: str = "start all of them",
         seats: Seats | None = None,
         site: Callable[[], Site] = Alone,
+        members: Sequence[Addr] | None = None,
     ) -> None:
         self.me, self.n = me, n
+        self.members = tuple(range(n) if members is None else members)
+        """Who takes part."""
         self.board = Board(survives, seats, me)
         self.apart_sent_bytes = 0
         """Bytes of `gather_bytes` and `mean_trees` sent by this worker, counted apart from the exchange of the method."""
@@ -77,8 +83,8 @@ class Group:
         self._compared = 0
         self._closed = False
         self._everybody("here", f"{socket.gethostname()}, process {os.getpid()}")
-        self.transport = Transport(connect("data"), self.board)
-        self.notes = Notes(connect("notes"), self.board)
+        self.transport = Transport(connect("data"), self.board, self.members)
+        self.notes = Notes(connect("notes"), self.board, self.members)
         self.site = site()
         """The ranks of this worker."""
 
@@ -124,7 +130,7 @@ class Group:
             if not rest:
                 continue
             if count == rest[0][1]:
-                common = found[0]
+                common = found[self.members[0]]
             odd = [j for j in sorted(found) if found[j] != common]
             workers = f"worker {odd[0]} has" if len(odd) == 1 else f"workers {', '.join(map(str, odd))} have"
             raise RunFailed(
@@ -186,7 +192,7 @@ class Group:
         trees = self.gather_trees(tree, to)
         if trees is None:
             return None
-        weights = normalised(dict.fromkeys(range(self.n), 1.0))
+        weights = normalised(dict.fromkeys(self.members, 1.0))
         acc: Tree = {}
         for i, one in trees:
             if not acc:
@@ -235,7 +241,7 @@ class Group:
     def _collect(self, mine: Tensor) -> Iterator[tuple[Addr, Tensor]]:
         """Own and others' bytes in id order, one at a time. Of the dead there are none."""
         sizes = {j: self.transport.receive(j, _SIZE_TAG, 8, _as_size) for j in self.transport.others}
-        for j in range(self.n):
+        for j in self.members:
             if j == self.me:
                 yield j, mine
                 continue
@@ -299,7 +305,7 @@ class Group:
     def _everybody(self, key: str, value: str) -> dict[Addr, str]:
         """Everybody's value of `key`, over the store."""
         self._store.set(f"{key}/{self.me}", value)
-        missing, found = list(range(self.n)), {}
+        missing, found = list(self.members), {}
         deadline_s = time.monotonic() + self._timeout_s
         while missing:
             for j in [j for j in missing if self._store.check([f"{key}/{j}"])]:
@@ -307,6 +313,8 @@ class Group:
                 missing.remove(j)
             if gone := [j for j in missing if j in self.board.dead]:
                 raise RunFailed(f"worker {gone[0]} is gone before the run has begun ({self.board.dead[gone[0]]})")
+            if missing and time.monotonic() > deadline_s - self._timeout_s + _FAULT_S:
+                self.board.check()
             if missing and time.monotonic() > deadline_s:
                 raise RunFailed(
                     f"worker {self.me} has waited {self._timeout_s:.0f} s at the start for worker(s) {', '.join(map(str, missing))}: "

@@ -19,6 +19,7 @@ one machine that does not happen.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from gossamer.worker.effects import Addr
@@ -35,9 +36,10 @@ class View(NamedTuple):
 
 
 class Members:
-    """What one of `n` workers knows of who is alive. Address n stands for the request to stop."""
+    """What one of `n` workers knows of who is alive. Address n stands for the request to stop. Whoever is none of `everybody` is out of it
+    from the start."""
 
-    def __init__(self, me: Addr, n: int) -> None:
+    def __init__(self, me: Addr, n: int, everybody: Sequence[Addr] | None = None) -> None:
         self.me, self.stop = me, n
         self.dead: frozenset[Addr] = frozenset()
         """Known to be dead; with `stop`, when that was asked for."""
@@ -45,7 +47,8 @@ class Members:
         """Agreed on: the first round without each."""
         self.passed = 0
         """The last boundary that this worker has passed: it is in the round of this number."""
-        self._everybody = frozenset(range(n))
+        self._everybody = frozenset(range(n) if everybody is None else everybody)
+        self._outside = frozenset(range(n)) - self._everybody
         self._views: dict[Addr, View] = {}
 
     @property
@@ -55,7 +58,7 @@ class Members:
 
     def absent(self, round: int) -> frozenset[Addr]:
         """Who is left out in `round`."""
-        return frozenset(j for j, since in self.since.items() if since <= round and j != self.stop)
+        return self._outside | {j for j, since in self.since.items() if since <= round and j != self.stop}
 
     def learn(self, dead: frozenset[Addr]) -> View | None:
         """These are dead. The view to publish, if that is news."""

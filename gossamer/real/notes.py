@@ -17,6 +17,7 @@ import struct
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from contextlib import suppress
 from queue import SimpleQueue
 
@@ -40,10 +41,10 @@ _KEPT_ROUNDS = 2
 class Notes:
     """Sends notes, and listens to each peer in a thread of its own."""
 
-    def __init__(self, wire: Wire, board: Board) -> None:
+    def __init__(self, wire: Wire, board: Board, members: Sequence[Addr] | None = None) -> None:
         self.board = board
         self.me: Addr = wire.rank()
-        self.others = tuple(j for j in range(wire.size()) if j != self.me)
+        self.others = tuple(j for j in (range(wire.size()) if members is None else members) if j != self.me)
         self.ready_s: dict[tuple[int, int], dict[Addr, float]] = defaultdict(dict)
         """(Round, fragment) -> worker -> when its READY arrived, by this worker's monotonic clock."""
         self.ended: dict[Addr, tuple[int, int]] = {}
@@ -52,7 +53,7 @@ class Notes:
         """The signal that asked for the stop; 0 when the hooks did; None while nobody has."""
         self.stopped = False
         """This worker has stopped at the agreed boundary."""
-        self.members = Members(self.me, wire.size())
+        self.members = Members(self.me, wire.size(), members)
         """Who is alive; only where a worker goes on when another is gone. Then the last round is agreed on there, too."""
         self.pairs = Pairs(self.me, lambda j, tag, taken: self._send(j, _TAKEN if taken else _SKIP, tag))
         self._viewed: dict[Addr, list[tuple[Addr, int]]] = defaultdict(list)  # views that are coming in

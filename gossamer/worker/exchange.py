@@ -8,17 +8,16 @@ worker may go on computing.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
 
 import numpy as np
-from torch import Tensor
 
 from gossamer.core import exchange as kinds
 from gossamer.core.codec import write
-from gossamer.core.combine import Piece, normalised
-from gossamer.core.errors import RunFailed
+from gossamer.core.combine import Piece
 from gossamer.core.tree import Tree, flat
-from gossamer.worker.effects import Addr, Effect, Expect, Gather, Reply, Send, Span, Tag
+from gossamer.worker.effects import Addr, Effect, Expect, Reply, Send, Span, Tag
+from gossamer.worker.hub import HubPlan
+from gossamer.worker.mean import Heard, Own, Plan, expect, gather, mean_weights, refused_of, verify
 from gossamer.worker.packet import HEADER_BYTES, REFUSED, Packet, blank
 from gossamer.worker.pairs import mix
 from gossamer.worker.ranks import summed
@@ -26,52 +25,7 @@ from gossamer.worker.replanning import times_of
 from gossamer.worker.seat import Said, Seat, Written
 from gossamer.worker.state import Met, Pending
 
-Own = dict[int, Packet]
-"""The packets that a worker says in a round, by slice; a gather has one slice, 0."""
-
-
-class Heard(NamedTuple):
-    """What came of a round's exchange."""
-
-    mixed: Tree | None
-    """The mean. None in timing-only runs, and where no contribution was accepted."""
-    weights: dict[Addr, float]
-    """Who took part and with what weight."""
-    refused: tuple[Addr, ...]
-    """Whose contribution was refused by its sender's guard."""
-    step_s: Mapping[Addr, float] = {}
-    """Seconds per inner step that each says it took; empty where not all are heard (ring)."""
-    absent: tuple[Addr, ...] = ()
-    """Peers with whom the exchange was skipped: dead, or past the deadline."""
-    memory: Mapping[str, Tensor] = {}
-    """What the pair codec is to remember."""
-    full: int = 0
-    """Numbers that the worker had to say in full, since the pair codec could not tell them (each once a peer)."""
-
-    @property
-    def accepted(self) -> bool:
-        """False when every contribution was refused: there is nothing to step on."""
-        return any(self.weights.values())
-
-
-class Plan(Protocol):
-    """The messages of one exchange. `like` gives names and shapes, and is empty in timing-only runs; with a pair codec it is z."""
-
-    def expects(self, seat: Seat, round: int, met: bool = False) -> Iterator[Expect]:
-        """What will come in the round, with exact sizes; what is left of it after `meet`, if `met`."""
-
-    def say(self, seat: Seat, tree: Tree, said: Said) -> Generator[Effect, Reply, Own]:
-        """Encodes and sends."""
-
-    def resend(self, seat: Seat, pending: Pending) -> Iterator[Send]:
-        """The sends of `say` again, or of `meet` where that is over, for a worker that resumes with an exchange in flight."""
-
-    def meet(self, seat: Seat, pending: Pending, ready_round: int, like: Tree, residual: Tree | None) -> Generator[Effect, Reply, None]:
-        """Does what the others wait for before they can hear, and remembers it in `pending.met`. `residual`: error feedback of the
-        worker's own slice, which is brought up to date."""
-
-    def hear(self, seat: Seat, pending: Pending, ready_round: int, like: Tree) -> Generator[Effect, Reply, Heard]:
-        """Waits for the others and forms the mean. Comes after `meet`."""
+__all__ = ["Heard", "Own", "Plan", "plan_of", "ready_targets"]
 
 
 def plan_of(seat: Seat) -> Plan:
@@ -82,53 +36,6 @@ def plan_of(seat: Seat) -> Plan:
 def ready_targets(seat: Seat, round: int) -> Sequence[Addr]:
     """Who will wait for data that carries this worker's compute of the round."""
     return seat.others if seat.method.exchange.everybody else seat.links(round)[1]
-
-
-def expect(seat: Seat, tag: int, slices: Mapping[Addr, Addr | None]) -> Expect:
-    """From each of these workers a packet with a slice, or (None) with all."""
-    sizes = {j: seat.whole_bytes if k is None else seat.slice_bytes(k) for j, k in slices.items()}
-    contents = {j: content for j, k in slices.items() if (content := seat.content(k))}
-    return Expect(tag, sizes, contents or None)
-
-
-def _verify(seat: Seat, round: int, packets: Mapping[Addr, Packet]) -> None:
-    """Refuses foreign packets, and replicas that have drifted apart.
-
-    Raises:
-        RunFailed: naming the worker.
-    """
-    mine = packets[seat.me].header.digest
-    for j, packet in packets.items():
-        if j == seat.me:
-            continue
-        seat.check(packet, round, j)
-        if packet.header.digest != mine and (seat.method.synchronous or round == 0):
-            if round == 0:
-                raise RunFailed(
-                    f"worker {j} starts from other parameters than worker {seat.me}: use the same seed and checkpoint on all workers, "
-                    "or sync_from to start everybody from one worker's parameters"
-                )
-            raise RunFailed(
-                f"the replicas have drifted apart: at the start of round {round} worker {j} holds other outer parameters, momentum or plan "
-                f"than worker {seat.me}; resume from the last checkpoint, and check that all workers run one release on one kind of device"
-            )
-
-
-def _gather(
-    seat: Seat, tag: int, frm: Sequence[Addr], ready_round: int, carries: Mapping[Addr, Sequence[Addr]] | None = None
-) -> Generator[Effect, Reply, dict[Addr, Packet]]:
-    """One wait, judged by the READY notes of the seat's fragment; none where there is nobody to wait for."""
-    return dict((yield Gather(tag, frm, ready_round, carries, seat.fragment, seat.method.deadline_s))) if frm else {}
-
-
-def _refused(packets: Mapping[Addr, Packet]) -> tuple[Addr, ...]:
-    return tuple(j for j in sorted(packets) if packets[j].header.flags & REFUSED)
-
-
-def _mean_weights(seat: Seat, packets: Mapping[Addr, Packet]) -> dict[Addr, float]:
-    """Weights of a synchronous mean, over what was received and not refused."""
-    by_tokens = seat.method.weights == "tokens"
-    return normalised({j: 0.0 if p.header.flags & REFUSED else float(p.header.tokens) if by_tokens else 1.0 for j, p in packets.items()})
 
 
 def _row_weights(seat: Seat, round: int, packets: Mapping[Addr, Packet]) -> dict[Addr, float]:
@@ -158,7 +65,7 @@ class _GatherPlan:
     def resend(self, seat: Seat, pending: Pending) -> Iterator[Send]:
         to = seat.links(pending.round)[1]
         if to:
-            to = seat.others if len(to) == seat.method.n - 1 else to
+            to = seat.others if len(to) == len(seat.others) else to
             yield Send(to, Tag.of(pending.round, Tag.SAY), pending.own[0], seat.content())
 
     def meet(self, seat: Seat, pending: Pending, ready_round: int, like: Tree, residual: Tree | None) -> Generator[Effect, Reply, None]:
@@ -167,21 +74,21 @@ class _GatherPlan:
     def hear(self, seat: Seat, pending: Pending, ready_round: int, like: Tree) -> Generator[Effect, Reply, Heard]:
         round = pending.round
         peers = seat.links(round)[0]
-        packets: dict[Addr, Packet] = yield from _gather(seat, Tag.of(round, Tag.SAY), peers, ready_round)
+        packets: dict[Addr, Packet] = yield from gather(seat, Tag.of(round, Tag.SAY), peers, ready_round)
         absent = tuple(j for j in peers if j not in packets)
         packets[seat.me] = pending.own[0]
         if not like:
             yield Span("decode", 4 * seat.elements * len(packets))
             return Heard(None, dict.fromkeys(packets, 1.0), (), times_of(packets), absent)
-        _verify(seat, round, packets)
-        weights = _mean_weights(seat, packets) if seat.method.synchronous else _row_weights(seat, round, packets)
+        verify(seat, round, packets)
+        weights = mean_weights(seat, packets) if seat.method.synchronous else _row_weights(seat, round, packets)
         if seat.method.pair:
             meeting, full = yield from mix(seat, seat.method.pair, pending, packets, weights, ready_round, like)
-            return Heard(meeting.mixed, weights, _refused(packets), times_of(packets), absent, meeting.memory(), full)
+            return Heard(meeting.mixed, weights, refused_of(packets), times_of(packets), absent, meeting.memory(), full)
         pieces = [Piece(seat.layout, w, packets[j].payload) for j, w in weights.items()]
         mixed = seat.combine(pieces, seat.method.codec, like)
         yield Span("decode", 4 * seat.elements * len(packets))
-        return Heard(mixed, weights, _refused(packets), times_of(packets), absent)
+        return Heard(mixed, weights, refused_of(packets), times_of(packets), absent)
 
 
 class _ShardPlan:
@@ -194,7 +101,7 @@ class _ShardPlan:
             yield expect(seat, Tag.of(round, Tag.MEAN), {j: j for j in seat.others})
 
     def say(self, seat: Seat, tree: Tree, said: Said) -> Generator[Effect, Reply, Own]:
-        own = {j: seat.pack(tree or None, piece, Tag.SAY, said) for j, piece in enumerate(seat.slices)}
+        own = {j: seat.pack(tree or None, seat.slices[j], Tag.SAY, said) for j in seat.everybody}
         yield Span("encode", 4 * seat.elements)
         yield from self.resend(seat, Pending(said.round, own, {}))
         return own
@@ -209,12 +116,12 @@ class _ShardPlan:
     def meet(self, seat: Seat, pending: Pending, ready_round: int, like: Tree, residual: Tree | None) -> Generator[Effect, Reply, None]:
         me, codec, feedback = seat.me, seat.method.codec, seat.method.feedback
         round, own = pending.round, pending.own
-        packets: dict[Addr, Packet] = yield from _gather(seat, Tag.of(round, Tag.SAY), seat.others, ready_round)
+        packets: dict[Addr, Packet] = yield from gather(seat, Tag.of(round, Tag.SAY), seat.others, ready_round)
         packets[me] = own[me]
         part: Tree | None = None
         if like:
-            _verify(seat, round, packets)
-            weights = _mean_weights(seat, packets)
+            verify(seat, round, packets)
+            weights = mean_weights(seat, packets)
             part = seat.combine([Piece(seat.slices[me], w, packets[j].payload) for j, w in weights.items()], codec, like)
         else:
             weights = dict.fromkeys(packets, 1.0)
@@ -234,17 +141,17 @@ class _ShardPlan:
             for piece in seat.slices[me]:
                 residual[piece.name].copy_(flat(part, piece))
         yield Span("encode", 4 * seat.slice_elements[me])
-        pending.met = Met(mean, weights, _refused(packets), times_of(packets))
+        pending.met = Met(mean, weights, refused_of(packets), times_of(packets))
         yield from self.resend(seat, pending)
 
     def hear(self, seat: Seat, pending: Pending, ready_round: int, like: Tree) -> Generator[Effect, Reply, Heard]:
         round, others, met = pending.round, seat.others, pending.met
         assert met is not None
-        means = yield from _gather(seat, Tag.of(round, Tag.MEAN), others, ready_round, dict.fromkeys(others, seat.everybody))
+        means = yield from gather(seat, Tag.of(round, Tag.MEAN), others, ready_round, dict.fromkeys(others, seat.everybody))
         means[seat.me] = met.mean
         mixed: Tree | None = None
         if like:
-            _verify(seat, round, means)
+            verify(seat, round, means)
             mixed = seat.combine([Piece(seat.slices[j], 1.0, means[j].payload) for j in seat.everybody], seat.method.codec, like)
         yield Span("decode", 4 * seat.elements)
         return Heard(mixed, met.weights, met.refused, met.step_s)
@@ -254,13 +161,14 @@ class _RingPlan:
     """n - 1 hops of growing weighted sums, then n - 1 hops of the finished means. Only the neighbour's header is seen."""
 
     def expects(self, seat: Seat, round: int, met: bool = False) -> Iterator[Expect]:
-        n, me = seat.method.n, seat.me
-        for kind, first in ((Tag.REDUCE, me - 1), (Tag.SPREAD, me)):
+        ring, at = seat.everybody, seat.everybody.index(seat.me)
+        n = len(ring)
+        for kind, first in ((Tag.REDUCE, at - 1), (Tag.SPREAD, at)):
             for hop in range(n - 1):
-                yield Expect(Tag.of(round, kind), {(me - 1) % n: seat.slice_bytes((first - hop) % n)})
+                yield Expect(Tag.of(round, kind), {ring[at - 1]: seat.slice_bytes(ring[(first - hop) % n])})
 
     def say(self, seat: Seat, tree: Tree, said: Said) -> Generator[Effect, Reply, Own]:
-        own = {j: seat.pack(tree or None, piece, Tag.REDUCE, said) for j, piece in enumerate(seat.slices)}
+        own = {j: seat.pack(tree or None, seat.slices[j], Tag.REDUCE, said) for j in seat.everybody}
         yield Span("encode", 4 * seat.elements)
         return own
 
@@ -271,8 +179,9 @@ class _RingPlan:
         yield from ()
 
     def hear(self, seat: Seat, pending: Pending, ready_round: int, like: Tree) -> Generator[Effect, Reply, Heard]:
-        n, me, round, own = seat.method.n, seat.me, pending.round, pending.own
-        left, right = (me - 1) % n, (me + 1) % n
+        me, round, own, ring = seat.me, pending.round, pending.own, seat.everybody
+        n, at = len(ring), ring.index(me)
+        left, right = ring[at - 1], ring[(at + 1) % n]
         mine = own[me].header
         refused = bool(mine.flags & REFUSED)
         weight = 0 if refused else mine.tokens if seat.method.weights == "tokens" else 1
@@ -289,22 +198,22 @@ class _RingPlan:
         totals = dict.fromkeys(seat.everybody, weight)
         sums: Own = {me: passed_on(me, weight, Tag.REDUCE, (float(weight), own[me]))}
         for hop in range(n - 1):
-            k_out, k_in = (me - hop) % n, (me - hop - 1) % n
+            k_out, k_in = ring[(at - hop) % n], ring[(at - hop - 1) % n]
             yield Send((right,), Tag.of(round, Tag.REDUCE), sums.pop(k_out))
-            origins = tuple((left - back) % n for back in range(hop + 1))
-            got: Packet = (yield from _gather(seat, Tag.of(round, Tag.REDUCE), (left,), ready_round, {left: origins}))[left]
+            origins = tuple(ring[(at - 1 - back) % n] for back in range(hop + 1))
+            got: Packet = (yield from gather(seat, Tag.of(round, Tag.REDUCE), (left,), ready_round, {left: origins}))[left]
             if like:
-                _verify(seat, round, {me: own[me], left: got})
+                verify(seat, round, {me: own[me], left: got})
             totals[k_in] = got.header.tokens + weight
             sums[k_in] = passed_on(k_in, totals[k_in], Tag.REDUCE, (1.0, got), (float(weight), own[k_in]))
             yield Span("decode", 8 * seat.slice_elements[k_in])
-        done = (me + 1) % n
+        done = right
         total = totals[done]
         means: Own = {done: passed_on(done, total, Tag.SPREAD, (float(np.float32(1.0 / total)) if total else 0.0, sums[done]))}
         for hop in range(n - 1):
-            k_out, k_in = (me + 1 - hop) % n, (me - hop) % n
+            k_out, k_in = ring[(at + 1 - hop) % n], ring[(at - hop) % n]
             yield Send((right,), Tag.of(round, Tag.SPREAD), means[k_out])
-            means |= {k_in: (yield from _gather(seat, Tag.of(round, Tag.SPREAD), (left,), ready_round, {left: seat.everybody}))[left]}
+            means |= {k_in: (yield from gather(seat, Tag.of(round, Tag.SPREAD), (left,), ready_round, {left: seat.everybody}))[left]}
         mixed = None
         if like:
             mixed = seat.combine([Piece(seat.slices[k], 1.0, means[k].payload) for k in seat.everybody], seat.method.codec, like)
@@ -312,4 +221,4 @@ class _RingPlan:
         return Heard(mixed, {me: float(bool(total))}, (me,) if refused else ())
 
 
-_PLANS: dict[type, Plan] = {kinds.Gather: _GatherPlan(), kinds.Shard: _ShardPlan(), kinds.Ring: _RingPlan()}
+_PLANS: dict[type, Plan] = {kinds.Gather: _GatherPlan(), kinds.Shard: _ShardPlan(), kinds.Ring: _RingPlan(), kinds.Hub: HubPlan()}

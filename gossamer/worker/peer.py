@@ -56,14 +56,27 @@ def start(seat: Seat, x: Tree) -> State:
     if feedback and feedback.at_worker:
         state.residual = zeros_like(x)
     if feedback and feedback.at_mean:
-        mine = [piece for part in seat.fragments for piece in part.slices[seat.me]] if x else []
-        state.mean_residual = {piece.name: x[piece.name].new_zeros(piece.size) for piece in mine}
+        state.mean_residual = {}
+        _fit_feedback(seat, state)
     return state
+
+
+def _fit_feedback(seat: Seat, state: State) -> None:
+    """Error feedback of the mean is of the worker's own slice, which is another one when others take part: it begins anew then."""
+    kept = state.mean_residual
+    if kept is None:
+        return
+    mine = {piece.name: piece.size for part in seat.fragments for piece in part.slices[seat.me]} if state.x else {}
+    if {name: v.numel() for name, v in kept.items()} != mine:
+        state.mean_residual = {name: state.x[name].new_zeros(size) for name, size in mine.items()}
 
 
 def peer(seat: Seat, state: State) -> Program:
     """The program of one worker, from `state` (a round boundary) to the end of the run."""
     method, seat = seat.method, replace(seat, roll=state.roll)
+    if method.synchronous and (absent := state.roll.absent(state.round)):
+        seat = replace(seat, present=tuple(j for j in range(method.n) if j not in absent))
+    _fit_feedback(seat, state)
     yield from _enter(seat, state)
     while state.round < method.rounds:
         tally = Tally()
@@ -128,8 +141,8 @@ def _work(seat: Seat, state: State, tally: Tally, until: int) -> Generator[Effec
 def _enter(seat: Seat, state: State) -> Generator[Effect, Reply, None]:
     """Agrees on the first parameters, and takes up the exchanges that were in flight when the run stopped."""
     method = seat.method
-    if method.sync_from is not None and state.round == 0 and method.n > 1:
-        yield from _sync(seat, state, method.sync_from)
+    if method.sync_from is not None and state.round == 0 and seat.others:
+        yield from _sync(seat, state, method.sync_from if method.sync_from in seat.everybody else seat.everybody[0])
     for part, stream in zip(seat.fragments, state.streams, strict=True):
         if stream.pending:
             yield from plan_of(part).expects(part, stream.pending.round, stream.pending.met is not None)

@@ -49,13 +49,13 @@ def times_of(packets: Mapping[Addr, Packet]) -> dict[Addr, float]:
 
 
 def replan(seat: Seat, state: State, step_s: Mapping[Addr, float]) -> Iterator[Note]:
-    """Takes in what was heard; a new plan holds from the next round on, and worker 0 notes it."""
+    """Takes in what was heard; a new plan holds from the next round on, and the lowest worker notes it."""
     rule, since = seat.method.replan, state.round + 1
     if rule is None or since >= seat.method.rounds:
         return
     before, first = state.planned, seat.method.plan
     state.planned, gain = rule.decide(before, first, step_s, since)
-    if state.planned.version != before.version and seat.me == 0:
+    if state.planned.version != before.version and seat.me == seat.everybody[0]:
         plan = state.planned.at(since, first)
         yield Note(
             {

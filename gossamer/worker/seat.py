@@ -70,18 +70,21 @@ class Seat:
     """The layout of all ranks together; empty where every worker is one rank."""
     roll: Roll = field(default_factory=Roll, repr=False, compare=False)
     """Who takes part in which round: that of the worker's state (`peer` sees to it), so that it grows as the run goes."""
+    present: tuple[Addr, ...] | None = None
+    """Of a synchronous method: who takes part as long as this program runs, in order of address (`peer` sees to it). None: all workers."""
 
     _links: dict[int, tuple[tuple[Addr, ...], tuple[Addr, ...]]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
     def everybody(self) -> tuple[Addr, ...]:
-        """All workers."""
-        return tuple(range(self.method.n))
+        """All workers that take part; in gossip all workers, whatever the roll says."""
+        return tuple(range(self.method.n)) if self.present is None else self.present
 
     @cached_property
     def others(self) -> tuple[Addr, ...]:
-        """All workers but this one, the next higher first: if everybody sends in this order, nobody's downlink is everybody's first."""
-        return tuple((self.me + k) % self.method.n for k in range(1, self.method.n))
+        """All of them but this one, the next higher first: if everybody sends in this order, nobody's downlink is everybody's first."""
+        at = self.everybody.index(self.me)
+        return (*self.everybody[at + 1 :], *self.everybody[:at])
 
     @cached_property
     def fragments(self) -> tuple[Seat, ...]:
@@ -101,8 +104,9 @@ class Seat:
 
     @cached_property
     def whole_slices(self) -> tuple[Layout, ...]:
-        """Slice j is worker j's to average (shard and ring exchanges)."""
-        return shards(self.whole or self.layout, self.method.n)
+        """Slice j is worker j's to average (shard and ring exchanges). Who does not take part has an empty one."""
+        mine = dict(zip(self.everybody, shards(self.whole or self.layout, len(self.everybody)), strict=True))
+        return tuple(mine.get(j, ()) for j in range(self.method.n))
 
     @cached_property
     def slices(self) -> tuple[Layout, ...]:

@@ -99,7 +99,7 @@ def say(part: Seat, state: State, D: Tree, header: Said) -> Generator[Effect, Re
             yield from plan_of(part).say(part, tree, header._replace(written=[write_pair(part, state, method.pair, tree, header.round)]))
         )
     residual = None if state.residual is None or header.flags & REFUSED else part.part_of(state.residual)
-    blanks = [(layout, blank(codec.nbytes(layout))) for layout in _layouts(part)]
+    blanks = [(layout, blank(codec.nbytes(layout))) for layout in _layouts(part).values()]
     pieces = [(layout, data[HEADER_BYTES:]) for layout, data in blanks]
     zeros = yield from summed(write(codec, tree, part.layout, pieces, None if residual is None else method.feedback, residual))
     written = [Written(layout, data, lost) for (layout, data), lost in zip(blanks, zeros, strict=True)]
@@ -196,7 +196,9 @@ def _preview(part: Seat, state: State, D: Tree, y: Tree) -> Tree:
     """The outer step as far as it is known at launch (arXiv 2502.12996, "eager updates"): on w_i D_t^i + sum_{j != i} w_j D_{t-1}^j, with
     the others' part as last heard; before anything was heard, on D_t^i alone. Anchor and outer state stay as they are."""
     plan, method = plan_at(part, state), part.method
-    w = plan.tokens(part.me) / plan.tokens_per_round if method.weights == "tokens" else 1.0 / method.n
+    there = part.everybody
+    everything = plan.tokens_per_round if len(there) == method.n else sum(plan.tokens(j) for j in there)
+    w = plan.tokens(part.me) / everything if method.weights == "tokens" else 1.0 / len(there)
     others = {name: state.others[name] for name in D if name in state.others}
     mixed = map_tree(lambda d, o: d * w + o, D, others) if others else D
     s = {key: master(tree) for key, tree in _outer_of(part, state).items()}
@@ -212,9 +214,9 @@ def _without(part: Seat, mixed: Tree, own: Own, weight: float) -> Tree:
     return rest
 
 
-def _layouts(part: Seat) -> tuple[Layout, ...]:
+def _layouts(part: Seat) -> dict[int, Layout]:
     """What the packets that a worker says carry, by slice."""
-    return part.slices if part.method.exchange.everybody else (part.layout,)
+    return {j: part.slices[j] for j in part.everybody} if part.method.exchange.everybody else {0: part.layout}
 
 
 def _own_pieces(part: Seat, own: Own, weight: float = 1.0) -> list[Piece]:
