@@ -43,6 +43,13 @@ Resume = Annotated[
 ]
 Ca = Annotated[Path, typer.Option("--ca", metavar="DIR", help="Folder of the CA.")]
 Site = Annotated[str, typer.Argument(metavar="SITE", help="Id of the site: a-z, 0-9 and -.", show_default=False)]
+Identity = Annotated[
+    Path | None,
+    typer.Option("--identity", metavar="DIR", help="Folder of gossamer wan ca issue. None: this machine alone.", show_default=False),
+]
+Secret = Annotated[
+    Path | None, typer.Option("--secret", metavar="FILE", help="The run secret; DIR/run.secret by default.", show_default=False)
+]
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders.", show_default=False)]
 
 
@@ -276,6 +283,44 @@ def ca_list(ca: Ca = Path("ca")) -> None:
     from gossamer.app import wan
 
     wan.ca_list(ca)
+
+
+@wan_app.command("coordinator")
+def wan_coordinator(
+    state: Annotated[Path, typer.Option("--state", metavar="FILE", help="What it knows is kept there.")] = Path("runs.db"),
+    bind: Annotated[str, typer.Option("--bind", metavar="HOST:PORT", help="Where to listen.")] = "127.0.0.1:7400",
+    identity: Identity = None,
+    secret: Secret = None,
+) -> None:
+    """Keep the roster and the sessions of runs, until stopped."""
+    from gossamer.app import wan_run
+
+    wan_run.coordinator(state, bind, identity=identity, secret=secret)
+
+
+@wan_app.command("join")
+def wan_join(
+    site: Annotated[str, typer.Option("--site", metavar="SITE", help="Id of this site.", show_default=False)],
+    coordinator: Annotated[str, typer.Option("--coordinator", metavar="HOST:PORT", help="Where the coordinator is.", show_default=False)],
+    configs: Configs = None,
+    sets: Sets = None,
+    bind: Annotated[
+        str | None, typer.Option("--bind", metavar="HOST:PORT", help="Where to listen. None: dials out only.", show_default=False)
+    ] = None,
+    advertise: Annotated[
+        str | None, typer.Option("--advertise", metavar="HOST:PORT", help="Where the others reach it.", show_default=False)
+    ] = None,
+    identity: Identity = None,
+    secret: Secret = None,
+    out: Out = None,
+    bootstrap: Annotated[bool, typer.Option("--bootstrap", help="Begin from the state of this site.")] = False,
+) -> None:
+    """Train as one site of a run, with the others. Called again with the same --out it goes on."""
+    from gossamer.app import wan_run
+    from gossamer.app.wan_site import Where
+
+    where = Where(site, coordinator, bind, advertise, identity, secret, bootstrap)
+    wan_run.join(configs or [], sets or [], where, out=out)
 
 
 @wan_app.command("secret")

@@ -46,7 +46,7 @@ def collect(job: Job, group: Group, folder: RunFolder, own: Own, state: State) -
         for name in STREAMS:
             told = group.gather_bytes((own.records / name).read_bytes())
             if told is not None:
-                _merge(folder, name, told)
+                merge(folder, name, told)
         if (trees := everybody(job, group, state, 0)) is not None:
             _conclude(job, group, folder, own, state, trees)
         return
@@ -54,7 +54,7 @@ def collect(job: Job, group: Group, folder: RunFolder, own: Own, state: State) -
         to = group.living[0]
         if (trees := everybody(job, group, state, to)) is not None:  # whose records are complete, then
             for name in STREAMS:
-                _merge(folder, name, (_whole_lines(path) for path in sorted((folder.path / "workers").glob(f"*/{name}"))))
+                merge(folder, name, (_whole_lines(path) for path in sorted((folder.path / "workers").glob(f"*/{name}"))))
             _conclude(job, group, folder, own, state, trees)
             group.post(_DONE, str(to))
         while group.posted([_DONE]) is None and group.living[0] == to:
@@ -99,7 +99,7 @@ def _conclude(job: Job, group: Group, folder: RunFolder, own: Own, state: State,
         write_result(job, "net", folder, everybody, own.judge, [i for i in range(job.n) if i in group.board.dead])
 
 
-def _merge(folder: RunFolder, name: str, told: Iterable[bytes]) -> None:
+def merge(folder: RunFolder, name: str, told: Iterable[bytes]) -> None:
     """Writes one stream, in the order of time. Of a worker of several ranks the first one tells, with the bytes of all."""
     lines = [json.loads(line) for data in told for line in data.decode().splitlines()]
     others: dict[tuple[str, int, int], list[int]] = {}

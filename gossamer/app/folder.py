@@ -142,8 +142,8 @@ class RunFolder:
             raise BadInput(f"{file} cannot be read ({error.strerror}): put it back, or start a new run") from error
         except (ValueError, RecursionError) as error:
             raise BadInput(f"{file} is damaged, it is not JSON ({error}): put it back, or start a new run") from error
-        if not isinstance(found, dict) or found.get("world") not in ("sim", "net"):
-            raise BadInput(f'{file} is damaged: expected an object whose "world" is "sim" or "net". Put it back, or start a new run')
+        if not isinstance(found, dict) or found.get("world") not in ("sim", "net", "wan"):
+            raise BadInput(f'{file} is damaged: expected an object whose "world" is "sim", "net" or "wan". Put it back, or start a new run')
         return found
 
     def cut(self, name: str, rounds: int) -> None:

@@ -122,6 +122,6 @@ def summarise(
         "consensus_distance": distance,
         "consensus": None if agreed is None else dict(agreed),
         "params_sha256": list(hashes),
-        "charged_as": None if world == "net" else job.charged_as,
-        "bytes_charge": 1.0 if world == "net" else job.bytes_charge,
+        "charged_as": None if world != "sim" else job.charged_as,
+        "bytes_charge": 1.0 if world != "sim" else job.bytes_charge,
     }

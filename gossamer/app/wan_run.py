@@ -1,0 +1,65 @@
+"""The commands `gossamer wan coordinator` and `gossamer wan join`."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from gossamer.app.config import load
+from gossamer.app.folder import default_path
+from gossamer.app.job import resolve
+from gossamer.app.wan_site import Where
+from gossamer.app.wan_site import join as take_part
+from gossamer.app.wan_spec import identity_of, secret_of
+from gossamer.core.errors import BadInput
+from gossamer.real.signals import handling
+from gossamer.wan.doors import Anybody
+from gossamer.wan.guard import Guard, caller_of
+from gossamer.wan.service import CoordinatorServer
+from gossamer.wan.trust import Party, Terms
+
+
+def coordinator(state: Path, bind: str, *, identity: Path | None, secret: Path | None) -> None:
+    """`gossamer wan coordinator`: serves until Ctrl-C or SIGTERM. It serves any run whose sites know the secret."""
+    _logs()
+    known = secret_of(identity, secret)
+    over = threading.Event()
+    state.parent.mkdir(parents=True, exist_ok=True)
+    if known is None:
+        server = CoordinatorServer(state, bind)
+    else:
+        mine, whole = identity_of(identity), known
+        guard = Guard(
+            mine.site if mine else "coordinator",
+            lambda run: Party(Terms(run, whole, None, None), Anybody()),
+            mine,
+        )
+        name = lambda context: caller_of(context).site  # noqa: E731
+        server = CoordinatorServer(state, bind, interceptors=[guard], listen=guard.listen, identify=name)
+    with server, handling(lambda number: over.set()):
+        print(f"coordinator: listening at port {server.port}, state in {state}", flush=True)
+        over.wait()
+
+
+def join(configs: Sequence[Path], sets: Sequence[str], where: Where, *, out: Path | None) -> None:
+    """`gossamer wan join`."""
+    _logs()
+    job = resolve(load(configs, sets))
+    path = out or (Path(job.config.run.out) if job.config.run.out else default_path(f"{job.title}-{where.site}"))
+    if path.exists() and not path.is_dir():
+        raise BadInput(f"the run folder {path} is a file: choose another with --out")
+    folder, whole = take_part(job, where, path)
+    console = Console(highlight=False, soft_wrap=True)
+    if whole:
+        from gossamer.report import page
+
+        console.print(f"report: {page.write_page([folder], folder / 'report.html')}", markup=False)
+    console.print(f"run folder: {folder}", markup=False)
+
+
+def _logs() -> None:
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")

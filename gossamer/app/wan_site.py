@@ -1,0 +1,470 @@
+"""One site of a wide-area run: it joins, and goes from session to session until the run ends or it leaves.
+
+A session is a stretch of the run with fixed members, in which the ordinary program runs over a group as everywhere else. When a member is
+lost (synchronous methods), leaves, or a site comes, the sites go back to the last boundary that one of them holds, and open the next one.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from gossamer.app.collect import STREAMS, merge
+from gossamer.app.folder import RunFolder
+from gossamer.app.job import Job
+from gossamer.app.metrics import check_unchanged, facts_of
+from gossamer.app.progress import Progress
+from gossamer.app.simulate import write_result
+from gossamer.app.wan_hooks import SiteHooks, finish
+from gossamer.app.wan_spec import RosterOf, advertised, identity_of, link_settings, secret_of, spec_of, terms_of
+from gossamer.app.wan_state import Snapshot, bring, read_latest, take, write
+from gossamer.core.errors import RunFailed
+from gossamer.core.tree import Tree, layout_hash, master
+from gossamer.real.board import PeerLost
+from gossamer.real.driver import run
+from gossamer.real.group import Group
+from gossamer.real.signals import handling
+from gossamer.train.compute import TrainBody
+from gossamer.train.data import Corpus
+from gossamer.wan.access import Peer
+from gossamer.wan.calls import Away
+from gossamer.wan.client import CoordinatorClient
+from gossamer.wan.deadlines import Deadline
+from gossamer.wan.doors import Doors
+from gossamer.wan.listening import Port
+from gossamer.wan.loop import in_loop
+from gossamer.wan.neighbours import Neighbours
+from gossamer.wan.records import Card, Report, Roster, Session
+from gossamer.wan.sessions import NotYet, Sessions
+from gossamer.wan.state_service import StateAsk, StateServer
+from gossamer.wan.trust import Party, host_of, is_loopback
+from gossamer.wan.wire import Links
+from gossamer.worker.peer import peer
+from gossamer.worker.regroup import regroup
+from gossamer.worker.state import State
+
+log = logging.getLogger(__name__)
+_OPEN_S = 1.0
+"""An opening is asked for again so often, to look at signals in between."""
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where a site is, and how it comes in."""
+
+    site: str
+    coordinator: str
+    bind: str | None = None
+    advertise: str | None = None
+    identity: Path | None = None
+    secret: Path | None = None
+    bootstrap: bool = False
+
+
+class Leaving(Exception):
+    """This site was asked to leave, by a signal."""
+
+    def __init__(self, signal: int) -> None:
+        self.signal = signal
+
+
+def join(job: Job, where: Where, out: Path) -> tuple[Path, bool]:
+    """Takes part in a wide-area run as one site, to its end.
+
+    Returns:
+        The site's run folder, and whether it has the records of all sites (the lowest one has).
+
+    Raises:
+        BadInput: what was given cannot be.
+        RunFailed: this site cannot go on. The others can.
+        SystemExit: 128 + signal, after a clean leave.
+    """
+    torch.set_num_threads(job.config.run.threads_per_worker)
+    job.pace_s(0)
+    corpus = job.corpus()
+    site = SiteRun(job, where, corpus)
+    try:
+        folder = _folder(job, out, corpus)
+        if folder.finished:
+            return folder.path, False
+        with handling(site.on_signal):
+            return folder.path, site.take_part(folder)
+    except Leaving as leaving:
+        raise SystemExit(128 + leaving.signal) from None
+    finally:
+        site.close()
+
+
+def _folder(job: Job, out: Path, corpus: Corpus) -> RunFolder:
+    """The site's own run folder: made, or gone on with."""
+    if not (out / "config.toml").is_file():
+        return RunFolder.create(out, job.config, facts_of(job, corpus, "wan"))
+    folder = RunFolder.existing(out)
+    check_unchanged(job, corpus, folder.facts())
+    return folder
+
+
+class SiteRun:
+    """See `join`.
+
+    Raises:
+        BadInput: what was given cannot be.
+    """
+
+    def __init__(self, job: Job, where: Where, corpus: Corpus) -> None:
+        self.job, self.where, self.corpus = job, where, corpus
+        self.spec = spec_of(job, corpus)
+        identity, secret = identity_of(where.identity), secret_of(where.identity, where.secret)
+        self._client: CoordinatorClient | None = None
+        party = None if secret is None else Party(terms_of(self.spec, secret), RosterOf(self._roster))
+        self.doors = Doors(where.site, party, identity)
+        channel = self.doors.coordinator(where.coordinator)
+        bind = where.bind
+        if bind is None and is_loopback(host_of(where.coordinator)):
+            bind = "127.0.0.1:0"
+        self._console = Console(highlight=False, soft_wrap=True)
+        self._asked: int | None = None
+        self._group: Group | None = None
+        self._opening: Snapshot | None = None  # what this site gives to those who need it
+        self._session: Session | None = None
+        self._lock = threading.Lock()
+        self.states = StateServer(self._state_for)
+        handlers: list[Any] = [self.states.handlers()]
+        self._make_client = lambda address: CoordinatorClient(
+            channel, self.spec, where.site, Card(address=address), bootstrap=where.bootstrap
+        )
+        # The port must be known before the site joins, and the boot of the client before others ask for it.
+        self.neighbours = Neighbours(where.site, self.doors, self._roster)
+        handlers.append(self.neighbours.handlers())
+        self.port = Port(bind, self.doors.access(self._name_of), handlers)
+        in_loop(self.port.start())
+        self.client = self._client = self._make_client(advertised(bind, where.advertise, self.port.number, where.coordinator))
+        self.neighbours.begin(self.client.caller.boot, self.client.timeouts)
+        self.sessions = Sessions(self.client, alive=self.neighbours.alive, gone=self.neighbours.gone, ask=self.neighbours.ask)
+        self.neighbours.on_ask = self.sessions.serve
+        self.deadline = Deadline(self.spec.floor_s, self.spec.spread)
+        self.folder: RunFolder
+        self.hooks: SiteHooks
+        self.body: TrainBody
+
+    # ---- life
+
+    def take_part(self, folder: RunFolder) -> bool:
+        """Joins, and goes through the sessions. Whether this site made the summary."""
+        self.folder = folder
+        self._say(f"site {self.where.site} of run {self.spec.run}\n{self.client.timeouts.table()}")
+        self._join()
+        me = self.client.seat
+        self.body = self.job.body(me, self.corpus, self.job.pace_s(me))
+        held = read_latest(self.job, folder.checkpoints, me, self.body)
+        if held is None:
+            held = Snapshot.of(self.job.first_state(me, master(self.body.tree)), self.body, 0.0, 0)
+        title = f"{self.job.title} at {self.where.site}"
+        with Progress(self.job.method.rounds, title, first_round=held.state.round, first_tokens=held.state.tokens) as progress:
+            self.hooks = hooks = SiteHooks(self.job, folder, self.corpus, progress, me, self._after_round)
+            hooks.held, hooks.session, hooks.trouble = held, held.session, self._say
+            hooks.begun_s = time.monotonic() - held.time_s
+            hooks.back_to(held.state.round)
+            try:
+                while True:
+                    session = self._open()
+                    if (made := self._train(session)) is not None:
+                        self.client.leave()
+                        return made
+            except Leaving:
+                hooks.save()
+                self.client.leave()
+                self._say(f"site {self.where.site} has left run {self.spec.run} after round {hooks.held.state.round}")
+                raise
+            finally:
+                hooks.close()
+
+    def on_signal(self, number: int) -> None:
+        """Asks to leave, at the end of the round; a second time, at once."""
+        if self._asked is not None:
+            raise KeyboardInterrupt
+        self._asked = number
+        if (group := self._group) is not None:
+            group.ask_stop(0)
+
+    def close(self) -> None:
+        """Closes all connections."""
+        with suppress(Exception):
+            self.client.close()
+        self.neighbours.close()
+        in_loop(self.port.stop())
+
+    def _join(self) -> None:
+        said = False
+        while True:
+            try:
+                self.client.join(self.client.timeouts.call)
+                return
+            except Away as error:
+                if not said:
+                    self._say(f"waiting for the coordinator at {self.where.coordinator}: {error}")
+                said = True
+            self._check_signal()
+
+    def _open(self) -> Session:
+        """The next session."""
+        said = ""
+        held = self.hooks.held
+        assert held is not None
+        while True:
+            self._check_signal()
+            try:
+                return self.sessions.open(held.have, timeout_s=_OPEN_S)
+            except NotYet as error:
+                if str(error) != said:
+                    said = str(error)
+                    self._say(said)
+
+    def _check_signal(self) -> None:
+        if self._asked is not None:
+            raise Leaving(self._asked)
+
+    # ---- one session
+
+    def _train(self, session: Session) -> bool | None:
+        """Runs the program in a session. None: it ended before the run did."""
+        me, hooks, names = self.client.seat, self.hooks, self._names(session.members)
+        links = Links(
+            me, self.job.n, f"{self.spec.run}/{session.key}", port=self.port, settings=link_settings(self.job, self.client.timeouts),
+            terms={"session": session.key}, access=self.doors.access(self._name_of),
+        )  # fmt: skip
+        group: Group | None = None
+        self._say(f"session {session.number}, from round {session.round}: {', '.join(names[j] for j in session.members)}")
+        try:
+            self._connect(links, session)
+            group = Group(
+                links.store, me, self.job.n, links.wire, start_timeout_s=self.client.timeouts.connect, survives=self.job.goes_on,
+                members=session.members,
+            )  # fmt: skip
+            group.all_equal(
+                {
+                    "configuration": self.job.run_id,
+                    "parameter layout": layout_hash(self.job.layout),
+                    "corpus": self.corpus.content_hash,
+                    "torch": torch.__version__,
+                }
+            )
+            self.sessions.entered(session)
+            self.neighbours.late(frozenset())
+            state = self._begin(session)
+            self._group = group
+            if self._asked is not None:
+                group.ask_stop(0)
+            hooks.ask_stop, hooks.last_round = group.ask_stop, lambda: group.last_round
+            with _Slow(self, group):
+                state, _ = run(
+                    peer(self.job.seat(me), state), self.body, hooks, group, start_s=hooks.now_s(), rounds0=session.round,
+                    ahead=self.job.config.run.ahead, on_signal=self.on_signal,
+                )  # fmt: skip
+            ended = state.round >= self.job.method.rounds
+            made = self._finish(group, state) if ended else None
+            self._group = None
+            self._part(group, ended)
+            if ended:
+                return made
+        except PeerLost as lost:
+            self._lost(session, names.get(lost.worker, str(lost.worker)), lost)
+        except RunFailed as error:
+            if group is None or error is not group.board.failure:  # this site's own, or not connected
+                if group is not None and not str(error).startswith(f"worker {me} has waited"):
+                    raise
+                self._say(f"session {session.number} did not come about: {error}")
+            else:
+                self._say(f"session {session.number} ends here: {error}")
+        finally:
+            self._group = None
+            if group is not None:
+                group.abort(RunFailed("this session is over"))
+            links.close()
+        self._check_signal()
+        return None
+
+    def _connect(self, links: Links, session: Session) -> None:
+        """Connections to all members.
+
+        Raises:
+            RunFailed: to some there are none, who count as gone in the next opening.
+        """
+        roster = self.client.roster
+        found = {j: roster.at(j) for j in session.members if j != links.me}
+        peers = {j: Peer(member.card.address if member is not None else None) for j, member in found.items()}
+        try:
+            links.connect(peers, self.client.timeouts.lease * 1.5)
+        except RunFailed:
+            for j in peers:
+                if (link := links.links.get(j)) is None or link.session is None:
+                    self.neighbours.lost(j)
+            raise
+
+    def _begin(self, session: Session) -> State:
+        """The state of this site at the start of a session."""
+        me, hooks = self.client.seat, self.hooks
+        held = hooks.held
+        assert held is not None
+        seat = self.job.seat(me)
+        if me in session.donors:
+            state = Snapshot.of(held.state, self.body, 0.0, 0).state
+            self.body.load_state(held.body)
+        else:
+            state = self._heal(session, held)
+        hooks.back_to(session.round)
+        held = Snapshot.of(state, self.body, hooks.now_s(), session.number)
+        hooks.held, hooks.session = held, session.number
+        with self._lock:
+            self.states.forget()
+            given = len(session.donors) < len(session.members) and me in session.donors
+            self._session, self._opening = session, held if given else None
+        if session.members[0] == me:
+            record = {"kind": "members", "round": session.round, "worker": me, "absent": self._absent(session), "session": session.number}
+            if session.number > 1:
+                hooks.add("metrics.jsonl", record)
+        regroup(seat, state, session.members, session.donors)
+        return state
+
+    def _absent(self, session: Session) -> list[int]:
+        return [j for j in range(self.job.n) if j not in session.members]
+
+    def _heal(self, session: Session, held: Snapshot) -> State:
+        """The state of a donor."""
+        me, roster = self.client.seat, self.client.roster
+        donor = roster.at(session.donors[me % len(session.donors)])
+        if donor is None or donor.card.address is None:
+            reachable = [m for j in session.donors if (m := roster.at(j)) is not None and m.card.address is not None]
+            if not reachable:
+                raise RunFailed("none of the sites that hold the state of the run can be dialled, so that nobody can take it from them")
+            donor = reachable[0]
+        where = self.folder.path / "taken"
+        inner = self.job.config.wan.inner == "donor"
+
+        async def get() -> None:
+            await bring(self.neighbours.channel(donor), session, inner, where, donor, self.client.timeouts.connect)
+
+        in_loop(get())
+        keeps = self.spec.synchronous and self.spec.late == "keep" and held.session > 0 and not self.job.method.cadence.overlap
+        drift: Tree = master(self.body.tree) if keeps else {}
+        state = take(self.job, me, session, donor.seat, where, self.body, held, drift)
+        self._say(f"took the state after round {session.round} from site {donor.site}")
+        return state
+
+    def _state_for(self, ask: StateAsk) -> tuple[int, Path] | None:
+        """For a site that needs the state at the start of the session. In a thread of its own."""
+        with self._lock:
+            session, held = self._session, self._opening
+        if session is None or held is None or session.number != ask.session:
+            return None
+        path, _ = write(self.folder.path / "given" / f"{ask.session}-{int(ask.inner)}", self.client.seat, held, inner=ask.inner)
+        return held.state.round, path
+
+    def _finish(self, group: Group, state: State) -> bool:
+        """The end of the run. Whether this site made the summary."""
+        hooks, folder = self.hooks, self.folder
+        hooks.close()
+        mine = False
+
+        def conclude(trees: dict[int, Tree], streams: list[dict[str, bytes]]) -> str:
+            nonlocal mine
+            mine = True
+            for name in STREAMS:
+                merge(folder, name, [one[name] for one in streams if name in one])
+            write_result(self.job, "wan", folder, trees, hooks.judge)
+            return (folder.path / "summary.json").read_text()
+
+        summary = finish(self.job, group, hooks, state, conclude)
+        if not mine:
+            for name in STREAMS:
+                merge(folder, name, [(hooks.records / name).read_bytes()])
+            folder.write_summary(json.loads(summary))
+        return mine
+
+    def _part(self, group: Group, ended: bool) -> None:
+        """The farewell. At the end of the run all is written, and a site that is gone is missed by nobody."""
+        try:
+            group.close()
+        except RunFailed:
+            if not ended:
+                raise
+
+    def _lost(self, session: Session, name: str, lost: PeerLost) -> None:
+        self._say(f"site {name} is gone (round {lost.round}: {lost.why}): the others go back to the last boundary")
+        self.neighbours.lost(lost.worker)
+
+    def _after_round(self, report: Report) -> bool:
+        self.client.report(report)
+        return bool(self.client.waiting) or self._asked is not None
+
+    # ---- words and names
+
+    def _roster(self) -> Roster | None:
+        client = self._client
+        try:
+            return None if client is None else client.roster
+        except RunFailed:
+            return None
+
+    def _name_of(self, seat: int) -> str | None:
+        roster = self._roster()
+        member = None if roster is None else roster.at(seat)
+        return None if member is None else member.site
+
+    def _names(self, seats: tuple[int, ...]) -> dict[int, str]:
+        return {j: self._name_of(j) or f"seat {j}" for j in seats}
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, markup=False)
+
+
+class _Slow:
+    """Looks, while a session runs, for sites that are past the deadline (quorum = "deadline"): the others go on without them."""
+
+    def __init__(self, site: SiteRun, group: Group) -> None:
+        self._site, self._group = site, group
+        self._over = threading.Event()
+        on = site.spec.synchronous and site.spec.quorum == "deadline" and len(group.members) > site.spec.min_sites
+        self._thread = threading.Thread(target=self._look, daemon=True) if on else None
+
+    def __enter__(self) -> None:
+        if self._thread is not None:
+            self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join(2.0)
+
+    def _look(self) -> None:
+        site, group = self._site, self._group
+        seen = -1
+        while not self._over.wait(min(0.25, site.spec.floor_s / 20)):
+            round = group.board.round
+            ready_s = group.notes.ready_at(round)
+            if not ready_s or group.me not in ready_s:
+                continue
+            first_s = min(ready_s.values())
+            lacking = [j for j in group.members if j not in ready_s]
+            if not lacking:
+                if seen != round:
+                    seen = round
+                    for at_s in ready_s.values():
+                        site.deadline.arrived(at_s - first_s)
+                continue
+            waited_s = time.monotonic() - first_s
+            if waited_s > site.deadline.seconds and len(ready_s) >= site.spec.min_sites:
+                for _ in lacking:
+                    site.deadline.missed(waited_s)
+                site.neighbours.late(frozenset(lacking))
+                group.board.fail(PeerLost(lacking[0], round, f"past the deadline of {site.deadline.seconds:.3g} s"))
+                return
