@@ -29,10 +29,12 @@ class Peer:
     Args:
         address: host:port that it advertises; None: it cannot be reached, and dials.
         name: the name in its certificate, where TLS goes by that and it is not the host of the address.
+        dials: whether this site dials it; None: where both can be reached, the one with the higher number dials.
     """
 
     address: str | None
     name: str | None = None
+    dials: bool | None = None
 
 
 def _plain_channel(number: int, peer: Peer, options: Options) -> Any:

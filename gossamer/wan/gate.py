@@ -106,6 +106,11 @@ class Gate:
         self._list = identity.revocations.number if identity else 0
         self._swept_s = time.monotonic()
 
+    @property
+    def plain(self) -> bool:
+        """Whether it goes without TLS, which is for loopback."""
+        return self._identity is None
+
     def listen(self, server: Any, address: str) -> int:
         """Adds a port to a server, with TLS where there is a certificate, and returns its number.
 

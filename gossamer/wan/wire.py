@@ -188,6 +188,8 @@ class Links:
             raise RunFailed(f"site {self.me} has no connection, after up to {timeout_s:g} s, to {what}")
 
     def _dials(self, link: Link) -> bool:
+        if link.peer.dials is not None:
+            return link.peer.dials
         return self.bind is None or (link.peer.address is not None and self.me > link.src)
 
     # ---- dialling
