@@ -8,7 +8,7 @@ import ssl
 import tempfile
 from pathlib import Path
 
-from gossamer.wan.certificates import Identity, date, site_name
+from gossamer.wan.certificates import Certificate, Identity, date, site_name
 from gossamer.wan.trust import host_of
 
 _AGAIN = "gossamer wan ca issue"
@@ -36,6 +36,18 @@ def diagnose(address: str, identity: Identity, site: str | None, timeout_s: floa
         if found is None or found != _closed(address, identity):
             return found
     return found
+
+
+def shown(address: str, identity: Identity, timeout_s: float = 2.0) -> Certificate | None:
+    """The certificate of a site that answers at host:port, whatever host it is for; None: there is none that can be read."""
+    context = _context(identity)
+    context.check_hostname = False
+    try:
+        at = (host_of(address), int(address.rpartition(":")[2]))
+        with socket.create_connection(at, timeout_s) as plain, context.wrap_socket(plain) as secure:
+            return Certificate.parse(ssl.DER_cert_to_PEM_cert(secure.getpeercert(binary_form=True) or b"").encode())
+    except (OSError, ValueError):
+        return None
 
 
 def _context(identity: Identity) -> ssl.SSLContext:
