@@ -42,8 +42,9 @@ from gossamer.wan.deadlines import Deadline
 from gossamer.wan.doors import Doors
 from gossamer.wan.listening import Port
 from gossamer.wan.loop import in_loop
+from gossamer.wan.messages import Refused
 from gossamer.wan.neighbours import Neighbours
-from gossamer.wan.records import Card, Report, Roster, Session
+from gossamer.wan.records import Card, Plan, Report, Roster, Session
 from gossamer.wan.sessions import NotYet, Sessions
 from gossamer.wan.state_service import StateAsk, StateServer
 from gossamer.wan.trust import Party, host_of, is_loopback
@@ -53,6 +54,8 @@ from gossamer.worker.regroup import regroup
 from gossamer.worker.state import State
 
 log = logging.getLogger(__name__)
+_OVER = "over "
+"""What the last site to have done everything leaves at the coordinator, with its name."""
 _OPEN_S = 1.0
 """An opening is asked for again so often, to look at signals in between."""
 
@@ -228,6 +231,14 @@ class SiteRun:
                 if str(error) != said:
                     said = str(error)
                     self._say(said)
+                self._check_over()
+
+    def _check_over(self) -> None:
+        """Whether the run has come to its end while this site was away."""
+        if self.client.news.plan:
+            with suppress(Away, Refused):
+                if (plan := self.client.plan(self.client.timeouts.call)) is not None and plan.body.startswith(_OVER):
+                    raise RunFailed(f"run {self.spec.run} is over: its summary is at site {plan.body.removeprefix(_OVER)}")
 
     def _check_signal(self) -> None:
         if self._asked is not None:
@@ -381,6 +392,9 @@ class SiteRun:
             for name in STREAMS:
                 merge(folder, name, [one[name] for one in streams if name in one])
             write_result(self.job, "wan", folder, trees, hooks.judge)
+            with suppress(RunFailed):  # for sites that come back later
+                over = Plan(version=self.client.news.plan + 1, since=self.job.method.rounds, body=_OVER + self.where.site)
+                self.client.publish(over, self.client.timeouts.call)
             return (folder.path / "summary.json").read_text()
 
         summary = finish(self.job, group, hooks, state, conclude)

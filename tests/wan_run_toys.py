@@ -1,0 +1,136 @@
+"""A wide-area run on this machine: a coordinator and sites, each a process of the command line, with certificates.
+
+Run as a script it is such a process, which has loaded everything and waits for its arguments: so that it comes when it is called.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from small_runs import flags
+
+from gossamer.app.folder import RunFolder
+from gossamer.wan import ca
+from gossamer.wan.trust import new_secret
+
+ROOT = Path(__file__).resolve().parent.parent
+SITES = ("lyon", "oslo", "porto", "riga")
+
+
+class Field:
+    """Processes of one run, in a folder of its own."""
+
+    def __init__(self, root: Path, sets: list[str], *, tls: bool = True) -> None:
+        self.root, self.sets, self.tls = root, sets, tls
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._spare: list[subprocess.Popen[bytes]] = []
+        root.mkdir(parents=True, exist_ok=True)
+        if tls:
+            folder = ca.init(root / "ca")
+            new_secret(root / "run.secret")
+            for site in ("coordinator", *SITES):
+                ca.issue(folder, site, ["127.0.0.1"])
+        self.port = 0
+
+    def _trust(self, site: str) -> list[str]:
+        return ["--identity", str(self.root / "ca" / "sites" / site), "--secret", str(self.root / "run.secret")] if self.tls else []
+
+    def spare(self, count: int) -> None:
+        """Processes for later."""
+        env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        for _ in range(count):
+            self._spare.append(subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, env=env, cwd=self.root))
+
+    def _start(self, name: str, *arguments: str) -> None:
+        if not self._spare:
+            self.spare(1)
+        process = self.processes[name] = self._spare.pop(0)
+        assert process.stdin is not None
+        process.stdin.write(json.dumps([str(self.root / f"{name}.log"), "wan", *arguments]).encode() + b"\n")
+        process.stdin.flush()
+
+    def coordinator(self) -> None:
+        bind = f"127.0.0.1:{self.port}"
+        self._start("coordinator", "coordinator", "--state", str(self.root / "runs.db"), "--bind", bind, *self._trust("coordinator"))
+        if not self.port:
+            self.port = int(self.says("coordinator", r"listening at port (\d+)"))
+
+    def join(self, *sites: str, more: tuple[str, ...] = ()) -> None:
+        for site in sites:
+            where = ["--site", site, "--coordinator", f"127.0.0.1:{self.port}", "--out", str(self.root / "runs" / site)]
+            self._start(site, "join", *where, *self._trust(site), *flags([*self.sets, *more]))
+
+    def log(self, name: str) -> str:
+        path = self.root / f"{name}.log"
+        return path.read_text() if path.exists() else ""
+
+    def says(self, name: str, pattern: str, timeout_s: float = 90.0) -> str:
+        """Waits until the log has it."""
+        until_s = time.monotonic() + timeout_s
+        while not (found := re.search(pattern, self.log(name))):
+            process = self.processes[name]
+            assert process.poll() is None or re.search(pattern, self.log(name)), f"{name} has ended:\n{self.log(name)}"
+            assert time.monotonic() < until_s, f"{name} never said {pattern!r}:\n{self.log(name)}"
+            time.sleep(0.05)
+        return found.group(1) if found.groups() else found.group()
+
+    def kill(self, name: str, number: int = signal.SIGKILL) -> None:
+        self.processes[name].send_signal(number)
+
+    def ends(self, *names: str, code: int = 0, timeout_s: float = 120.0) -> None:
+        """All come to their end with this exit code."""
+        for name in names:
+            assert self.processes[name].wait(timeout_s) == code, self.log(name)
+
+    def summary(self, site: str) -> dict[str, Any]:
+        return json.loads((self.root / "runs" / site / "summary.json").read_text())
+
+    def records(self, site: str, where: Callable[[dict[str, Any]], bool] = lambda r: True) -> list[dict[str, Any]]:
+        return [r for r in RunFolder(self.root / "runs" / site).read_lines("metrics.jsonl") if where(r)]
+
+    def losses(self, site: str, seat: int) -> dict[int, float]:
+        """Training loss of a seat, by round."""
+        return {r["round"]: r["loss"] for r in self.records(site, lambda r: r["kind"] == "round" and r["worker"] == seat)}
+
+    def close(self) -> None:
+        for process in [*self.processes.values(), *self._spare]:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+
+@contextmanager
+def field(root: Path, sets: list[str], *, tls: bool = True) -> Iterator[Field]:
+    """A coordinator, and room for sites."""
+    found = Field(root, sets, tls=tls)
+    try:
+        found.coordinator()
+        yield found
+    finally:
+        found.close()
+
+
+def main() -> int:
+    from gossamer import cli
+    from gossamer.app import wan_run  # noqa: F401
+
+    log, *arguments = json.loads(sys.stdin.readline())
+    with open(log, "ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    sys.argv = ["gossamer", *arguments]
+    return cli.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
