@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from gossamer import BadInput, RunFailed, Stopped, __version__
+from gossamer.cli_wan import add_to
 
 app = typer.Typer(
     name="gossamer",
@@ -28,6 +29,7 @@ wan_app = typer.Typer(help="Sites on the internet.", no_args_is_help=True)
 ca_app = typer.Typer(help="The project's own certificate authority: which site is which.", no_args_is_help=True)
 wan_app.add_typer(ca_app, name="ca")
 app.add_typer(wan_app, name="wan")
+add_to(wan_app)
 
 Configs = Annotated[
     list[Path] | None,

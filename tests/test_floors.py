@@ -25,7 +25,8 @@ FLOORS: dict[str, set[str]] = {
     "app": {"core", "worker", "recipes", "sim", "real", "net", "wan", "train", "app", "report", ""},
     "report": {"report"},
     "bench": {"core", "app", "bench"},
-    "cli": {"app", "report", "bench", ""},
+    "cli": {"cli_wan", "app", "report", "bench", ""},
+    "cli_wan": {"app", ""},
     "__main__": {"cli"},
     "": {"core", "worker", "recipes", "sim", "real", "net", "wan", "train", "app"},
 }

@@ -21,6 +21,8 @@ import functools
 import logging
 import random
 import secrets
+import socket
+import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -31,8 +33,9 @@ from gossamer.core.errors import BadInput, RunFailed
 from gossamer.wan.access import Peer
 from gossamer.wan.channel import words
 from gossamer.wan.dial import Dial
-from gossamer.wan.loop import in_loop
+from gossamer.wan.loop import in_loop, io_loop
 from gossamer.wan.messages import pack, unpack
+from gossamer.wan.records import Card, Roster
 from gossamer.wan.relay_messages import GREET_S, MAGIC, PIECE_BYTES, SERVICE, Announced, Open, Opened, Stand, Stands, keep_alive, splice
 from gossamer.wan.trust import Distrusted
 
@@ -72,6 +75,7 @@ class RelayClient:
         self._said: dict[str, str] = {}
         self._channel: Any = None
         self._shut = False
+        self._lock = threading.Lock()
         in_loop(self._start())
 
     @property
@@ -97,8 +101,13 @@ class RelayClient:
             raise RunFailed(f"the relay at {self._dial.address} cannot be used, after {timeout_s:g} s: {self.trouble}")
 
     def address_of(self, site: str) -> str:
-        """Where to dial to reach a site through the relay: host:port of loopback, the same each time."""
-        return in_loop(self._forward(site))
+        """Where to dial to reach a site through the relay: host:port of loopback, the same each time. May be asked in any thread."""
+        with self._lock:
+            if site not in self._addresses:
+                made = socket.create_server(("127.0.0.1", 0))
+                self._addresses[site] = f"127.0.0.1:{made.getsockname()[1]}"
+                io_loop().call_soon_threadsafe(lambda: self._do(lambda: self._forward(site, made)))
+            return self._addresses[site]
 
     def close(self) -> None:
         """Ends all pipes. May be called again."""
@@ -181,19 +190,18 @@ class RelayClient:
 
     # ---- pipes
 
-    async def _forward(self, site: str) -> str:
-        if site not in self._addresses:
+    async def _forward(self, site: str, made: socket.socket) -> None:
+        if self._shut:
+            made.close()
+            return
 
-            async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-                if self._shut:
-                    writer.transport.abort()
-                else:
-                    self._do(lambda: self._open(site, reader, writer)).add_done_callback(lambda _: writer.transport.abort())
+        def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if self._shut:
+                writer.transport.abort()
+            else:
+                self._do(lambda: self._open(site, reader, writer)).add_done_callback(lambda _: writer.transport.abort())
 
-            server = await asyncio.start_server(connected, "127.0.0.1", 0, limit=PIECE_BYTES)
-            self._servers.append(server)
-            self._addresses[site] = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        return self._addresses[site]
+        self._servers.append(await asyncio.start_server(connected, sock=made, limit=PIECE_BYTES))
 
     async def _open(self, site: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """A pipe for a connection to the address of a site. Whoever only knocks says nothing, and gets none."""
@@ -295,3 +303,12 @@ def peer_of(mine: str | None, theirs: str | None, name: str, relay: RelayClient 
     if relay is None:
         raise BadInput(f"neither this site nor site {name} can be dialled: give one of them an address to advertise, or both a relay")
     return Peer(relay.address_of(name))
+
+
+def relayed(roster: Roster, me: str, relay: RelayClient) -> Roster:
+    """A roster in which the other sites that cannot be dialled have an address, by way of the relay."""
+    members = [
+        m if m.card.address is not None or m.site == me else m.model_copy(update={"card": Card(address=relay.address_of(m.site))})
+        for m in roster.members
+    ]
+    return roster.model_copy(update={"members": tuple(members)})
