@@ -23,15 +23,12 @@ from gossamer.wan.records import (
     Beat,
     Caller,
     Card,
-    Commit,
     Have,
     Join,
-    Promise,
     Propose,
     Report,
-    Share,
+    Session,
     Spec,
-    Synced,
     Verdict,
 )
 
@@ -54,6 +51,11 @@ def spec(run: str = "demo", **changes: Any) -> Spec:
 
 def caller(site: str, boot: int = 0, run: str = "demo") -> Caller:
     return Caller(run=run, site=site, boot=f"{boot:032x}")
+
+
+def at(round: int, session: int = 1, digest: str | None = None) -> Have:
+    """The state after so many rounds, of that session."""
+    return Have(round=round, digest=digest or f"{round:02x}", session=session)
 
 
 class Clock:
@@ -86,34 +88,54 @@ class Desk:
     def close(self) -> None:
         self.db.close()
 
-    def join(
-        self, site: str, boot: int = 0, have: Have | None = X0, bootstrap: bool = False, address: str | None = None, of: Spec | None = None
-    ) -> Admission:
+    def join(self, site: str, boot: int = 0, bootstrap: bool = False, address: str | None = None, of: Spec | None = None) -> Admission:
         of = of or spec()
         who = caller(site, boot, of.run)
-        return self.coordinator.join(
-            Join(protocol=PROTOCOL, spec=of, caller=who, card=Card(address=address), have=have, bootstrap=bootstrap)
+        return self.coordinator.join(Join(protocol=PROTOCOL, spec=of, caller=who, card=Card(address=address), bootstrap=bootstrap))
+
+    def propose(
+        self,
+        site: str,
+        have: Have | None = X0,
+        boot: int = 0,
+        number: int | None = None,
+        gone: tuple[int, ...] = (),
+        alive: tuple[int, ...] | None = None,
+        entered: int = 0,
+    ) -> Verdict:
+        """A site asks for the next session. It reaches everybody there but those gone, unless told otherwise."""
+        state = self.state()
+        last = state.session.number if state.session is not None else 0
+        reached = tuple(m.seat for m in state.living if m.seat not in gone) if alive is None else alive
+        return self.coordinator.propose(
+            Propose(
+                caller=caller(site, boot),
+                number=last + 1 if number is None else number,
+                entered=entered,
+                have=have,
+                alive=reached,
+                gone=gone,
+            )
         )
 
-    def found(self, *sites: str, of: Spec | None = None) -> None:
+    def go_on(self, *sites: str, have: Have | None = X0, gone: tuple[int, ...] = (), boot: int = 0) -> Session:
+        """These ask for the next session, and enter it."""
+        state = self.state()
+        number = state.session.number + 1 if state.session is not None else 1
+        verdicts = [self.propose(site, have, gone=gone, boot=boot, number=number) for site in sites]
+        assert verdicts[-1].session is not None, verdicts[-1].why
+        for site in sites:
+            self.beat(site, boot=boot, entered=number)
+        return verdicts[-1].session
+
+    def found(self, *sites: str, of: Spec | None = None) -> Session:
+        """These join and begin the run."""
         for site in sites or ("a", "b", "c"):
             self.join(site, of=of)
+        return self.go_on(*(sites or ("a", "b", "c")))
 
-    def propose(self, site: str, round: int, took: dict[int, int], boot: int = 0, gone: tuple[int, ...] = (), fragment: int = 0) -> Verdict:
-        shares = tuple(Share(seat=s, weight=w) for s, w in took.items())
-        return self.coordinator.propose(Propose(caller=caller(site, boot), round=round, fragment=fragment, took=shares, gone=gone))
-
-    def commit(self, round: int, *sites: str) -> Commit:
-        """A round that everybody is in."""
-        verdicts = [self.propose(site, round, {s: 10 + s for s in sorted(self.synced())}) for site in sites]
-        assert verdicts[-1].commit is not None, verdicts[-1].why
-        return verdicts[-1].commit
-
-    def heal(self, site: str, round: int, donor: str | None, boot: int = 0) -> None:
-        self.coordinator.synced(Synced(caller=caller(site, boot), have=Have(round=round, digest="0d"), donor=donor))
-
-    def beat(self, site: str, boot: int = 0, round: int = 0, promise: Promise | None = None) -> Any:
-        return self.coordinator.beat(Beat(caller=caller(site, boot), report=Report(round=round), promise=promise))
+    def beat(self, site: str, boot: int = 0, round: int = 0, entered: int = 0) -> Any:
+        return self.coordinator.beat(Beat(caller=caller(site, boot), report=Report(round=round), entered=entered))
 
     def wait(self, seconds: float, *alive: str, step_s: float = 1.0) -> None:
         """Time passes, and of those alive there are signs."""
@@ -127,8 +149,8 @@ class Desk:
     def state(self, run: str = "demo") -> Any:
         return self.coordinator.runs[run].state
 
-    def synced(self, run: str = "demo") -> set[int]:
-        return set(self.state(run).synced)
+    def why(self) -> str:
+        return self.coordinator.runs["demo"].why
 
     def standing(self, site: str) -> str:
         return str(self.state().find(site).standing)
@@ -203,10 +225,11 @@ class Process:
         return False
 
     def client(
-        self, site: str, of: Spec | None = None, have: Have | None = X0, events: list[Event] | None = None, join: bool = True
+        self, site: str, of: Spec | None = None, events: list[Event] | None = None, join: bool = True, bootstrap: bool = False
     ) -> CoordinatorClient:
         heard = events if events is not None else []
-        made = CoordinatorClient(plain(f"127.0.0.1:{self.port}"), of or quick(), site, Card(address=None), have=have, on_event=heard.append)
+        channel = plain(f"127.0.0.1:{self.port}")
+        made = CoordinatorClient(channel, of or quick(), site, Card(address=None), bootstrap=bootstrap, on_event=heard.append)
         if join:
             made.join(10.0)
         return made

@@ -19,7 +19,7 @@ from gossamer.wan.calls import plain
 from gossamer.wan.client import CoordinatorClient
 from gossamer.wan.guard import Guard, caller_of
 from gossamer.wan.messages import MAX_MESSAGE_BYTES, Refusal, Refused, pack
-from gossamer.wan.records import Card, Get, Set, Share
+from gossamer.wan.records import Card, Propose
 from gossamer.wan.service import SERVICE, CoordinatorServer
 from gossamer.wan.trust import Party, Terms
 
@@ -30,7 +30,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorServ
         yield made
 
 
-METHODS = ("Join", "Beat", "Leave", "Synced", "Propose", "HandIn", "Set", "Get", "Publish", "Plan", "Status")
+METHODS = ("Join", "Beat", "Leave", "Propose", "HandIn", "Publish", "Plan", "Status")
 
 
 def said(server: CoordinatorServer, method: str, data: bytes) -> Refusal | bytes:
@@ -55,7 +55,7 @@ def test_garbage_on_the_stream_and_too_much_of_it(server: CoordinatorServer) -> 
             with pytest.raises(grpc.RpcError):
                 next(channel.unary_stream(f"/{SERVICE}/Watch")(data, timeout=10.0))
         with pytest.raises(grpc.RpcError) as error:
-            channel.unary_unary(f"/{SERVICE}/Set")(b" " * (MAX_MESSAGE_BYTES + 1), timeout=10.0)
+            channel.unary_unary(f"/{SERVICE}/Join")(b" " * (MAX_MESSAGE_BYTES + 1), timeout=10.0)
         assert error.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         with pytest.raises(grpc.RpcError) as error:
             channel.unary_unary(f"/{SERVICE}/Exec")(b"", timeout=10.0)
@@ -65,21 +65,21 @@ def test_garbage_on_the_stream_and_too_much_of_it(server: CoordinatorServer) -> 
 def test_a_refusal_is_logged_once(server: CoordinatorServer, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "gossamer.wan.service"):
         for _ in range(5):
-            reply = said(server, "Set", pack(Set(caller=caller("nobody"), key="k", value="v")))
+            reply = said(server, "Plan", pack(caller("nobody")))
             assert isinstance(reply, Refusal) and reply.code == "unknown"
     assert len([r for r in caplog.records if "nobody" in r.message]) == 1
 
 
 def test_calls_that_wait_leave_room_for_those_that_do_not(server: CoordinatorServer) -> None:
-    clients = [CoordinatorClient(plain(f"127.0.0.1:{server.port}"), quick("crowd", seats=1, min_sites=1), "a", Card(address=None), have=X0)]
+    clients = [CoordinatorClient(plain(f"127.0.0.1:{server.port}"), quick("crowd", seats=1, min_sites=1), "a", Card(address=None))]
     a = clients[0]
     a.join(5.0)
     channel = grpc.insecure_channel(f"127.0.0.1:{server.port}")
-    waiting = pack(Get(caller=a.caller, keys=("never",), wait_s=20.0))
-    calls = [channel.unary_unary(f"/{SERVICE}/Get").future(waiting, timeout=20.0) for _ in range(20)]
+    waiting = pack(Propose(caller=a.caller, number=1, entered=0, have=None, alive=(0,), wait_s=20.0))
+    calls = [channel.unary_unary(f"/{SERVICE}/Propose").future(waiting, timeout=20.0) for _ in range(20)]
     eventually(lambda: sum(c.done() for c in calls) >= 14, "most are refused")
     began_s = time.monotonic()
-    a.set("k", "v", 5.0)
+    a.status(5.0)
     assert time.monotonic() - began_s < 2.0 and a.failure is None
     for call in calls:
         call.cancel()
@@ -90,7 +90,7 @@ def test_calls_that_wait_leave_room_for_those_that_do_not(server: CoordinatorSer
 def test_a_site_speaks_for_itself_only(tmp_path: Path) -> None:
     with CoordinatorServer(tmp_path / "runs.db", "127.0.0.1:0", identify=lambda context: "oslo") as server:
         of = quick(seats=1, min_sites=1)
-        lyon, oslo = (CoordinatorClient(plain(f"127.0.0.1:{server.port}"), of, s, Card(address=None), have=X0) for s in ("lyon", "oslo"))
+        lyon, oslo = (CoordinatorClient(plain(f"127.0.0.1:{server.port}"), of, s, Card(address=None)) for s in ("lyon", "oslo"))
         with pytest.raises(Refused, match="certificate of site oslo"):
             lyon.join(5.0)
         oslo.join(5.0)
@@ -110,21 +110,22 @@ def test_with_certificates_and_sessions(tmp_path: Path) -> None:
     server = open_("127.0.0.1:0")
     address = f"127.0.0.1:{server.port}"
     foreign = Terms("run-1", b"x" * 32, TERMS.configuration, TERMS.layout)
-    stranger = CoordinatorClient(dial(address, identity(made, "b"), terms=foreign).channel, of, "b", Card(address=None), have=X0)
+    stranger = CoordinatorClient(dial(address, identity(made, "b"), terms=foreign).channel, of, "b", Card(address=None))
     with pytest.raises(RunFailed, match="secret"):
         stranger.join(5.0)
-    b, c = (CoordinatorClient(dial(address, identity(made, s)).channel, of, s, Card(address=None), have=X0) for s in ("b", "c"))
+    b, c = (CoordinatorClient(dial(address, identity(made, s)).channel, of, s, Card(address=None)) for s in ("b", "c"))
     b.join(10.0), c.join(10.0)
-    assert b.wait_for(lambda r: r.synced == (0, 1), 10.0)
-    posing = CoordinatorClient(dial(address, identity(made, "c")).channel, of, "b", Card(address=None), have=X0)
+    assert b.wait_for(lambda r: len(r.living) == 2, 10.0)
+    posing = CoordinatorClient(dial(address, identity(made, "c")).channel, of, "b", Card(address=None))
     with pytest.raises(Refused, match="for site b with the certificate of site c"):
         posing.join(5.0)
     server.close()
     eventually(lambda: b.away_s is not None and c.away_s is not None, "away")
     with open_(address) as server:
         eventually(lambda: b.away_s is None and c.away_s is None, "a new session, by themselves")
-        both = tuple(Share(seat=s, weight=1) for s in (0, 1))
-        assert b.propose(0, both, timeout_s=5.0).commit is not None and b.failure is None
+        said = [Propose(caller=x.caller, number=1, entered=0, have=X0, alive=(0, 1)) for x in (b, c)]
+        b.propose(said[0], 5.0)
+        assert c.propose(said[1], 5.0).session is not None and b.failure is None
         for client in (b, c, posing, stranger):
             client.close()
 

@@ -1,13 +1,13 @@
 """A site's side of the coordinator: joins, shows signs of life, hears the news, and gets along while the coordinator is away.
 
-    client = CoordinatorClient(dial.channel, spec, "oslo", Card(address="203.0.113.5:7400"), have=Have(round=0, digest=x0))
+    client = CoordinatorClient(dial.channel, spec, "oslo", Card(address="203.0.113.5:7400"))
     client.join(timeout_s=60)
-    roster = client.wait_for(lambda roster: roster.founded is not None, timeout_s=600)
+    sessions = Sessions(client, ...)  # gossamer.wan.sessions
 
 Two threads: one beats, one holds the standing stream. When the coordinator does not answer they try again, first soon, then every beat, at
 random moments so that not all sites come at once; `away_s` says since when, and `roster` stays the last one that was heard. A site whose
-lease has run out joins again by itself, as one that must heal. Every request may be made twice without harm, and is, until its time is
-over."""
+lease has run out joins again by itself, and is still in its session if that goes on. The coordinator is told of the session that this site
+has entered whenever it knows of none, or of an older one. Every request may be made twice without harm, and is, until its time is over."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
@@ -33,34 +33,26 @@ from gossamer.wan.records import (
     Beat,
     Caller,
     Card,
-    Commit,
     Done,
-    Get,
     HandIn,
-    Have,
     Join,
     News,
     Plan,
     PlanReply,
-    Promise,
     Propose,
     Publish,
     Report,
     Roster,
-    Set,
-    Share,
+    Session,
     Spec,
     Status,
-    Synced,
-    Values,
     Verdict,
 )
-from gossamer.wan.service import MAX_WAIT_S
 
 log = logging.getLogger(__name__)
 
 R = TypeVar("R", bound=Record)
-Kind: TypeAlias = Literal["away", "back", "roster", "plan", "expired", "rejoined", "refused"]
+Kind: TypeAlias = Literal["away", "back", "roster", "waiting", "plan", "expired", "rejoined", "astray", "refused"]
 
 
 class Event(NamedTuple):
@@ -75,8 +67,7 @@ class CoordinatorClient:
 
     Args:
         channel: makes the connection.
-        have: the state that this site holds; None: it needs a donor's.
-        bootstrap: begin from this site's state, alone if need be.
+        bootstrap: begin from this site's state, whoever else is missing.
         on_event: told what happens.
 
     Raises:
@@ -90,7 +81,6 @@ class CoordinatorClient:
         site: str,
         card: Card,
         *,
-        have: Have | None,
         bootstrap: bool = False,
         on_event: Callable[[Event], None] = lambda event: None,
     ) -> None:
@@ -104,19 +94,20 @@ class CoordinatorClient:
         """Why this client has given up: another process of its site has joined, or the run is another one now."""
         self.stands = False
         """Whether the standing stream brings news."""
-        self._card, self._have, self._bootstrap, self._on_event = card, have, bootstrap, on_event
+        self.session: Session | None = None
+        """The one that this site has entered."""
+        self.astray: Refused | None = None
+        """Why that one does not count: the run has gone another way, and this site needs the state of a donor."""
+        self._card, self._bootstrap, self._on_event = card, bootstrap, on_event
         self._changed = threading.Condition()
         self._news: News | None = None
         self._report = Report()
-        self._promise: Promise | None = None
         self._over = threading.Event()
         self._hurry = threading.Event()
-        self._rejoining = threading.Lock()
+        self._rejoining, self._handing = threading.Lock(), threading.Lock()
         self._admissions = 0
         self._watching: Any = None
         self._calls = Calls(channel, self.timeouts, on_lost=self._lost, on_back=self._back)
-        self.when_back: list[Callable[[], None]] = []
-        """Called when the coordinator is back, in a thread that must not be held up."""
         self._threads = [threading.Thread(target=f, name=f"wan-{f.__name__}", daemon=True) for f in (self._beats, self._stands)]
 
     # ---- being there
@@ -147,6 +138,11 @@ class CoordinatorClient:
         return self._news
 
     @property
+    def waiting(self) -> tuple[int, ...]:
+        """Other sites that ask for the next session, and could be let in."""
+        return tuple(seat for seat in self.news.waiting if seat != self.seat)
+
+    @property
     def away_s(self) -> float | None:
         """For how long the coordinator has not answered; None: it answers."""
         return self._calls.away_s
@@ -164,32 +160,19 @@ class CoordinatorClient:
                 if (left_s := until_s - time.monotonic()) <= 0:
                     away = f"the coordinator is away for {self.away_s:.1f} s" if self.away_s is not None else "the coordinator is there"
                     raise RunFailed(
-                        f"site {self.caller.site} has waited {timeout_s:.0f} s for run {self.spec.run} ({away}): {self.roster.why}"
+                        f"site {self.caller.site} has waited {timeout_s:.0f} s for run {self.spec.run} ({away}): {self.news.why}"
                     )
                 self._changed.wait(min(left_s, 1.0))
             return self.roster
 
-    def report(self, report: Report, have: Have | None = None) -> None:
-        """What the next beats say; and the state that this site now holds, should it have to join again."""
+    def report(self, report: Report) -> None:
+        """What the next beats say."""
         self._report = report
-        if have is not None:
-            self._have = have
 
-    def promise(self, epoch: int, first: int) -> None:
-        """This site enters no round from `first` on before it knows the turn of `epoch` or a later one. Said at once and until it is so."""
-        self._promise = Promise(epoch=epoch, first=first)
+    def enter(self, session: Session) -> None:
+        """This site has entered a session, with all of its members. The coordinator is told at once, and whenever it does not know."""
+        self.session, self.astray, self._bootstrap = session, None, False
         self._hurry.set()
-
-    def synced(self, have: Have, donor: str | None, timeout_s: float) -> Roster:
-        """This site has got the state of `donor`, or (gossip) goes on with its own.
-
-        Raises:
-            Refused: not_in_sync, or stale: the fleet has gone on meanwhile.
-        """
-        self._have = have
-        roster = self._ask("Synced", Synced(caller=self.caller, have=have, donor=donor), Roster, timeout_s)
-        self._heard(News(roster=roster, plan=self.news.plan, newest=self.news.newest))
-        return roster
 
     def leave(self, timeout_s: float = 2.0) -> None:
         """Leaves the run; then closes. Where the coordinator does not answer, the lease runs out."""
@@ -209,30 +192,34 @@ class CoordinatorClient:
             if thread.is_alive() and thread is not threading.current_thread():
                 thread.join(2.0)
 
-    # ---- rounds, plans, keys
+    # ---- sessions and plans
 
-    def propose(self, round: int, took: Sequence[Share], *, fragment: int = 0, gone: Sequence[int] = (), timeout_s: float) -> Verdict:
-        """Who took part in a round, as all sites are told. Without a commit after `timeout_s`, the verdict says what is missing.
-
-        Raises:
-            Refused: not_in_sync, expired, stale.
-            Away: the coordinator did not answer.
-        """
-        until_s = time.monotonic() + timeout_s
-        while True:
-            wait_s = max(0.0, min(MAX_WAIT_S, until_s - time.monotonic()))
-            request = Propose(caller=self.caller, round=round, fragment=fragment, took=tuple(took), gone=tuple(gone), wait_s=wait_s)
-            verdict = self._ask("Propose", request, Verdict, until_s - time.monotonic(), wait_s)
-            if verdict.commit is not None or time.monotonic() >= until_s:
-                return verdict
-
-    def hand_in(self, commits: Sequence[Commit], timeout_s: float) -> None:
-        """Commits that were made without the coordinator.
+    def propose(self, proposal: Propose, timeout_s: float) -> Verdict:
+        """The session that is asked for; without one after `proposal.wait_s`, what is missing.
 
         Raises:
-            Refused: conflict: the fleet fell in two, and this site is on the other side.
+            Refused: flapping, superseded, conflict.
+            Away: the coordinator did not answer within `timeout_s`.
         """
-        self._ask("HandIn", HandIn(caller=self.caller, commits=tuple(commits)), Done, timeout_s)
+        return self._ask("Propose", proposal, Verdict, timeout_s, proposal.wait_s)
+
+    def hand_in(self, timeout_s: float) -> None:
+        """Tells the coordinator of the session that this site has entered, if it does not know of that one.
+
+        Raises:
+            Away: it did not answer.
+        """
+        with self._handing:
+            mine, theirs = self.session, self.roster.session
+            if mine is None or self.astray is not None or (theirs is not None and (theirs == mine or theirs.number > mine.number)):
+                return
+            try:
+                self._ask("HandIn", HandIn(caller=self.caller, session=mine), Done, timeout_s)
+            except Refused as error:
+                if error.code not in ("conflict", "garbage"):
+                    raise
+                self.astray = error
+                self._tell("astray", str(error))
 
     def publish(self, plan: Plan, timeout_s: float) -> Plan | None:
         """The plan of that version: this one, unless another site was first."""
@@ -242,26 +229,12 @@ class CoordinatorClient:
         """The latest plan."""
         return self._ask("Plan", self.caller, PlanReply, timeout_s).plan
 
-    def set(self, key: str, value: str, timeout_s: float) -> None:
-        """Sets a key of the run."""
-        self._ask("Set", Set(caller=self.caller, key=key, value=value), Done, timeout_s)
-
-    def get(self, keys: Sequence[str], timeout_s: float, *, wait_s: float = 0.0, values: bool = True) -> Values:
-        """The values of keys, if all are set or become so within `wait_s`; `timeout_s` more for an answer."""
-        until_s = time.monotonic() + wait_s
-        while True:
-            once_s = max(0.0, min(MAX_WAIT_S, until_s - time.monotonic()))
-            request = Get(caller=self.caller, keys=tuple(keys), wait_s=once_s, values=values)
-            found = self._ask("Get", request, Values, timeout_s + once_s, once_s)
-            if found.found or time.monotonic() >= until_s:
-                return found
-
     def status(self, timeout_s: float) -> Status:
         """Of this run."""
         return self._ask("Status", Ask(run=self.spec.run), Status, timeout_s)
 
     def _ask(self, method: str, request: Record, kind: type[R], timeout_s: float, wait_s: float = 0.0) -> R:
-        """The answer to a member. One that is out joins again first, where that makes no difference to what it asks."""
+        """The answer to a member. One that is out joins again first."""
         until_s = time.monotonic() + timeout_s
         while True:
             self._check()
@@ -269,7 +242,7 @@ class CoordinatorClient:
             try:
                 return self._calls.request(method, request, kind, max(0.001, until_s - time.monotonic()), wait_s)
             except Refused as error:
-                if error.code not in ("expired", "unknown") or method not in ("Set", "Get", "Plan") or time.monotonic() > until_s:
+                if error.code not in ("expired", "unknown") or time.monotonic() > until_s:
                     raise
                 self._rejoin(seen)
 
@@ -280,8 +253,10 @@ class CoordinatorClient:
         while not self._over.is_set():
             seen = self._admissions
             try:
-                beat = Beat(caller=self.caller, report=self._report, promise=self._promise)
+                entered = self.session.number if self.session is not None and self.astray is None else 0
+                beat = Beat(caller=self.caller, report=self._report, entered=entered)
                 self._heard(self._calls.once("Beat", beat, News, self.timeouts.call))
+                self.hand_in(self.timeouts.call)
                 attempt, pause_s = 0, self.timeouts.beat
             except Away:
                 pause_s, attempt = self._calls.pause_s(attempt), attempt + 1
@@ -339,14 +314,16 @@ class CoordinatorClient:
             self._tell("rejoined", f"site {self.caller.site} is in run {self.spec.run} again")
 
     def _join_request(self) -> Join:
-        return Join(protocol=PROTOCOL, spec=self.spec, caller=self.caller, card=self._card, have=self._have, bootstrap=self._bootstrap)
+        seat = self.seat if self.seat >= 0 else None
+        return Join(protocol=PROTOCOL, spec=self.spec, caller=self.caller, card=self._card, seat=seat, bootstrap=self._bootstrap)
 
     def _admitted(self, admission: Admission) -> None:
         with self._changed:
+            if self._admissions and admission.seat != self.seat:
+                raise RunFailed(f"seat {self.seat} of site {self.caller.site} belongs to another site now: start it again")
             self._admissions += 1
             self.seat, self.seed = admission.seat, admission.seed
-            news = self._news
-            self._news = News(roster=admission.roster, plan=news.plan if news else 0, newest=news.newest if news else None)
+            self._news = News(roster=admission.roster, plan=self._news.plan if self._news else 0, waiting=(), why="")
             self._changed.notify_all()
 
     def _heard(self, news: News) -> None:
@@ -355,11 +332,11 @@ class CoordinatorClient:
             if old is None or news.roster.revision < old.roster.revision:
                 return  # answers may overtake each other
             self._news = news if news.plan >= old.plan else news.model_copy(update={"plan": old.plan})
-            if self._promise is not None and (turn := news.roster.turn) is not None and turn.epoch >= self._promise.epoch:
-                self._promise = None
             self._changed.notify_all()
         if news.roster != old.roster:
-            self._tell("roster", f"epoch {news.roster.epoch}, {len(news.roster.living)} sites, {len(news.roster.synced)} in sync")
+            self._tell("roster", f"epoch {news.roster.epoch}, {len(news.roster.living)} sites, {len(news.roster.inside)} in the session")
+        if news.waiting != old.waiting and (waiting := self.waiting):
+            self._tell("waiting", f"seats {', '.join(map(str, waiting))} ask for the next session")
         if news.plan > old.plan:
             self._tell("plan", f"plan {news.plan}")
 
@@ -369,8 +346,6 @@ class CoordinatorClient:
         with self._changed:
             self._changed.notify_all()
         self._tell("back", f"the coordinator of run {self.spec.run} is back after {away_s:.1f} s")
-        for call in self.when_back:
-            call()
 
     def _lost(self, why: str) -> None:
         self._tell("away", f"the coordinator of run {self.spec.run} does not answer ({why})")
@@ -388,5 +363,5 @@ class CoordinatorClient:
             raise RunFailed(f"site {self.caller.site} is out of run {self.spec.run}: {self.failure}") from self.failure
 
     def _tell(self, kind: Kind, text: str) -> None:
-        log.log(logging.DEBUG if kind in ("roster", "plan") else logging.WARNING, "%s", text)
+        log.log(logging.DEBUG if kind in ("roster", "waiting", "plan") else logging.WARNING, "%s", text)
         self._on_event(Event(kind, text))

@@ -1,8 +1,11 @@
 """The coordinator: what it knows of its runs, and its answers. No network here (see service.py); the clock is given.
 
-It is small on purpose. It holds who is in, who took part in which round, a plan, a seed and short texts; no parameter ever passes through
-it. Each answer is on disk before it is given, so a coordinator that is killed and started again goes on where it was: leases begin anew,
-proposals that were open are made again by the sites, and nobody gets another answer than before.
+It is small on purpose. It holds who is in, the sessions of a run, its plans and a seed; no parameter ever passes through it. Each answer is
+on disk before it is given, so a coordinator that is killed and started again goes on where it was: leases begin anew, proposals that were
+open are made again by the sites, and nobody gets another answer than before.
+
+Time goes first: whatever comes in, leases that are over are over before it counts. A coordinator that was stopped for a while drops what
+was proposed before, since the sites may have gone on without it.
 
 One thread (or event loop) calls it.
 """
@@ -11,26 +14,23 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections import deque
 from collections.abc import Callable
 
 from gossamer.core.errors import BadInput
 from gossamer.wan import membership
-from gossamer.wan.commits import Book, Place, answer
 from gossamer.wan.deadlines import Deadline, Timeouts
 from gossamer.wan.leases import Leases
 from gossamer.wan.ledgerdb import LedgerDB
 from gossamer.wan.membership import Membership
 from gossamer.wan.messages import Refused
+from gossamer.wan.opening import Book
 from gossamer.wan.records import (
     PROTOCOL,
     Admission,
     Ask,
     Beat,
     Caller,
-    Commit,
     Done,
-    Get,
     HandIn,
     Join,
     Member,
@@ -39,20 +39,17 @@ from gossamer.wan.records import (
     Propose,
     Publish,
     Report,
-    Roster,
     RunStatus,
-    Set,
     SiteStatus,
     Status,
-    Synced,
-    Values,
     Verdict,
 )
 
 log = logging.getLogger(__name__)
 
 MAX_RUNS = 256
-_KEPT_PLACES = 64
+_TOLD_SESSIONS = 8
+"""So many of the last sessions are told to people."""
 
 
 class Run:
@@ -68,10 +65,14 @@ class Run:
         self.deadline = Deadline(spec.floor_s, spec.spread)
         self.book = Book()
         self.reports: dict[str, Report] = {}
-        self.began_s: dict[Place, float] = {}
-        """First proposals of the latest places."""
-        self.late: deque[tuple[Place, int]] = deque(maxlen=4 * _KEPT_PLACES)
-        """Counted already."""
+        self.waiting: tuple[int, ...] = ()
+        self.why = ""
+        self.asked: set[int] = set()
+        """Seats whose arrival in the opening that is under way has been seen."""
+        self.opened: tuple[int, float] | None = None
+        """The latest session, and since when it had been asked for."""
+        self.late: set[int] = set()
+        """Seats that were late for it."""
         self.version = 0
         """Rises with every change that the sites are told of."""
 
@@ -90,7 +91,8 @@ class Coordinator:
         for state in db.runs():
             plan = db.plan(state.spec.run)
             self.runs[state.spec.run] = Run(state, plan.version if plan else 0, clock())
-            log.info("run=%s taken up epoch=%d sites=%d newest=%s", state.spec.run, state.epoch, len(state.living), state.newest)
+            number = state.session.number if state.session is not None else 0
+            log.info("run=%s taken up epoch=%d sites=%d session=%d", state.spec.run, state.epoch, len(state.living), number)
 
     # ---- membership
 
@@ -105,6 +107,7 @@ class Coordinator:
         now_s, site, run = self._clock(), request.caller.site, self.runs.get(request.caller.run)
         if run is None:
             run = self._open(request, now_s)
+        self._pass_time(run)
         old = run.state.find(site)
         new = membership.join(run.state, request)
         if new is not run.state:
@@ -137,8 +140,7 @@ class Coordinator:
         run, member = self._caller(request.caller)
         run.leases.renew(member.site, self._clock())
         run.reports[member.site] = request.report
-        if request.promise is not None:
-            self._put(run, membership.promise(run.state, member, request.promise))
+        self._put(run, membership.entered(run.state, member, request.entered))
         return self._news(run)
 
     def doubt(self, who: Caller) -> None:
@@ -153,137 +155,112 @@ class Coordinator:
         run, _ = self._caller(who)
         return run.version, self._news(run)
 
-    def synced(self, request: Synced) -> Roster:
-        """See `membership.synced`."""
-        run, member = self._caller(request.caller)
-        self._put(run, membership.synced(run.state, request))
-        log.info("run=%s site=%s in sync round=%d donor=%s", request.caller.run, member.site, request.have.round, request.donor)
-        return run.state.roster()
-
     def tick(self) -> None:
         """To be called several times a lease: leases and deadlines that are over."""
-        now_s = self._clock()
         for name, run in self.runs.items():
-            over = run.leases.tick(now_s)
             try:
-                if over:
-                    self._put(run, membership.expire(run.state, over))
-                    log.warning("run=%s sites=%s expired epoch=%d", name, ",".join(over), run.state.epoch)
+                self._pass_time(run)
                 self._decide(run)
             except Refused as error:  # the disk: nothing has changed, and it is tried again
-                for site in over:
-                    run.leases.renew(site, now_s - run.timeouts.lease)
                 log.error("run=%s %s", name, error)
 
-    # ---- rounds
+    # ---- sessions
 
     def propose(self, request: Propose) -> Verdict:
-        """The commit of the round; or, for now, what is missing."""
+        """The session that is asked for, if it can open, or is open; or, for now, what is missing."""
         run, member = self._caller(request.caller)
-        if member.standing != "synced":
-            raise Refused("not_in_sync", f"site {member.site} is not in sync: it takes part from the round that follows its healing")
-        place, now_s = (request.round, request.fragment), self._clock()
-        if (commit := self._commit(run, place)) is None:
-            run.book.add(run.state, member.seat, request, now_s)
-            run.began_s.setdefault(place, now_s)
-            run.deadline.arrived(now_s - run.began_s[place])
+        self._put(run, membership.entered(run.state, member, request.entered))
+        last, now_s = run.state.session, self._clock()
+        if last is None or request.number > last.number:
+            run.book.add(run.state, member, request, now_s)
+            if member.inside and member.seat not in run.asked:
+                run.asked.add(member.seat)
+                since_s = run.book.since_s(run.state)
+                run.deadline.arrived(now_s - since_s if since_s is not None else 0.0)
             self._decide(run)
-            commit = self._commit(run, place)
-        elif place in run.began_s and (place, member.seat) not in run.late and member.seat not in {share.seat for share in commit.took}:
-            run.deadline.arrived(now_s - run.began_s[place])
-            self._count_late(run, place, member.seat)
-        if commit is not None:
-            return answer(commit, member.seat)
-        if request.round > run.state.next_round:
-            return Verdict(commit=None, why=f"round {run.state.next_round} is not committed yet")
-        return Verdict(commit=None, why=run.book.decide(run.state, place, over=False).why)
+        return self.verdict(request)
+
+    def verdict(self, request: Propose) -> Verdict:
+        """The answer to what was proposed before."""
+        run, member = self._caller(request.caller)
+        last = run.state.session
+        if last is None or request.number > last.number:
+            return Verdict(session=None, why=run.why)
+        late = member.seat not in last.members or not member.inside
+        if late and run.opened is not None and run.opened[0] == last.number:
+            if member.seat not in run.late:  # nobody waited for it; a count is not worth a write of its own: on disk with the next change
+                run.late.add(member.seat)
+                run.state = run.state.counting("late")
+            if member.seat not in run.asked:
+                run.asked.add(member.seat)
+                run.deadline.arrived(self._clock() - run.opened[1])
+        return Verdict(session=last, late=late)
 
     def hand_in(self, request: HandIn) -> Done:
-        """Commits from the time without the coordinator. They count; of one here that nobody has built on, theirs takes the place."""
+        """See `membership.handed_in`."""
         run, member = self._caller(request.caller)
-        spec = run.state.spec
-        if spec.without != "elect":
-            raise Refused(
-                "conflict", f"run {spec.run} waits for its coordinator (without = {spec.without!r}): nobody else commits its rounds"
-            )
-        for commit in sorted(request.commits, key=lambda c: (c.round, c.fragment)):
-            here = self._commit(run, (commit.round, commit.fragment))
-            if here is not None and here.took == commit.took:
-                continue
-            text = f"round {commit.round}, handed in by site {member.site}"
-            if commit.generation != run.state.generation:
-                raise Refused("conflict", f"{text}: of generation {commit.generation}, the run is in {run.state.generation}")
-            if here is not None and commit.round != run.state.newest:
-                raise Refused("conflict", f"{text}: it has another commit, on which others have built; the site needs the state of a donor")
-            if (
-                commit.round > run.state.next_round
-                or commit.round < max(run.state.founded or 0, run.state.next_round - 1)
-                or member.seat not in commit.present
-            ):
-                raise Refused("conflict", f"{text}: the run is in round {run.state.next_round}")
-            new = membership.taken_over(membership.committed(run.state, commit), commit, member.seat).revised()
-            with self._db.change():
-                self._db.replace_commit(spec.run, commit)
-                self._db.put(new)
-            run.book.close((commit.round, commit.fragment))
-            self._assign(run, new.counting("replaced" if here is not None else "handed_in"))
-            log.info("run=%s round=%d handed in by site=%s", spec.run, commit.round, member.site)
+        name, session = run.state.spec.run, request.session
+        last = run.state.session
+        if last is not None and session.number < last.number and self._db.session(name, session.number) == session:
+            return Done()
+        new = membership.handed_in(run.state, member, session)
+        if new is run.state or new.session == last:
+            self._put(run, new)
+            return Done()
+        new = new.revised()
+        with self._db.change():
+            self._db.put_session(name, session)
+            self._db.put(new)
+        self._begin(run, new, None)
+        log.info("run=%s session=%d handed in by site=%s", name, session.number, member.site)
         return Done()
-
-    def _commit(self, run: Run, place: Place) -> Commit | None:
-        return self._db.commit(run.state.spec.run, run.state.generation, *place)
 
     def _decide(self, run: Run) -> None:
-        """Commits what can be, rounds rising."""
-        for place in run.book.places:
-            if place[0] > run.state.next_round:
-                return
-            waited_s = run.book.waited_s(place, self._clock())
-            verdict = run.book.decide(run.state, place, over=waited_s >= run.deadline.seconds)
-            if (commit := verdict.commit) is None:
-                continue
-            new = membership.committed(run.state, commit).revised()
-            with self._db.change():
-                self._db.put_commit(new.spec.run, commit)
-                self._db.put(new)
-            took = {share.seat for share in commit.took}
-            for seat in sorted(run.book.close(place).keys() - took if took else ()):
-                self._count_late(run, place, seat)
-            for _ in sorted(run.state.synced - took if took else ()):
-                run.deadline.missed(waited_s)
-            for old in sorted(run.began_s)[:-_KEPT_PLACES]:
-                del run.began_s[old]
-            self._assign(run, new)
-            log.info("run=%s round=%d fragment=%d committed sites=%d %s", new.spec.run, *place, len(took), verdict.why)
+        """Opens the next session, if that can be."""
+        now_s, since_s = self._clock(), run.book.since_s(run.state)
+        waited_s = now_s - since_s if since_s is not None else 0.0
+        opening = run.book.decide(run.state, over=waited_s >= run.deadline.seconds)
+        if (session := opening.session) is None:
+            if (waiting := run.book.waiting(run.state), opening.why) != (run.waiting, run.why):
+                run.waiting, run.why = waiting, opening.why
+                self._tell(run)
+            return
+        for _ in sorted(opening.late - run.asked):
+            run.deadline.missed(waited_s)
+        new = membership.opened(run.state, session, opening.held)
+        if opening.late:
+            new = new.counting("late", len(opening.late))
+        if opening.diverged:
+            new = new.counting("diverged", len(opening.diverged))
+            log.error(
+                "run=%s sites=%s hold another state after %d rounds than the others, and heal",
+                new.spec.run,
+                new.names(opening.diverged),
+                session.round,
+            )
+        new = new.revised()
+        with self._db.change():
+            self._db.put_session(new.spec.run, session)
+            self._db.put(new)
+        self._begin(run, new, since_s)
+        run.late = set(opening.late)
+        log.info("run=%s session=%d round=%d sites=%s", new.spec.run, session.number, session.round, new.names(session.members))
 
-    def _count_late(self, run: Run, place: Place, seat: int) -> None:
-        run.late.append((place, seat))
-        run.state = run.state.counting("late")  # on disk with the next change: a count is not worth a write of its own
+    def _begin(self, run: Run, new: Membership, since_s: float | None) -> None:
+        run.book.forget()
+        run.asked.clear()
+        run.late.clear()
+        run.waiting, run.why = (), ""
+        run.opened = (new.session.number, since_s) if new.session is not None and since_s is not None else None
+        self._assign(run, new)
 
-    # ---- keys and plans
-
-    def set(self, request: Set) -> Done:
-        """Sets a key of the run."""
-        run, _ = self._caller(request.caller)
-        self._db.set(run.state.spec.run, request.key, request.value)
-        self._on_change(run.state.spec.run)
-        return Done()
-
-    def get(self, request: Get) -> Values:
-        """The values of keys, if all are set."""
-        run, _ = self._caller(request.caller)
-        values = []
-        for key in request.keys:
-            if (value := self._db.value(run.state.spec.run, key)) is None:
-                return Values(found=False)
-            values.append(value)
-        return Values(found=True, values=tuple(values) if request.values else ())
+    # ---- plans
 
     def publish(self, request: Publish) -> PlanReply:
         """The plan of that version: this one, unless another site was first."""
         run, member = self._caller(request.caller)
-        if member.standing != "synced":
-            raise Refused("not_in_sync", f"site {member.site} is not in sync: it cannot plan for the others")
+        if not member.inside:
+            raise Refused("not_in_sync", f"site {member.site} is in no session: it cannot plan for the others")
         if request.plan.version == run.plan + 1:
             with self._db.change():
                 self._db.put_plan(run.state.spec.run, request.plan)
@@ -308,28 +285,29 @@ class Coordinator:
 
     def _status(self, run: Run) -> RunStatus:
         state, now_s = run.state, self._clock()
-        first = max((run.reports[m.site].round for m in state.living if m.site in run.reports), default=0)
+        first = max((run.reports[m.site].round for m in state.living if m.site in run.reports), default=None)
         return RunStatus(
             run=state.spec.run,
             epoch=state.epoch,
             generation=state.generation,
-            founded=state.founded,
-            newest=state.newest,
-            why=state.why,
-            sites=tuple(self._site_status(run, m, first, now_s) for m in state.members),
+            newest=first,
+            sessions=tuple(self._db.sessions(state.spec.run, _TOLD_SESSIONS)),
+            why=run.why,
+            sites=tuple(self._site_status(run, m, first or 0, now_s) for m in state.members),
             counts=dict(state.counts),
         )
 
     @staticmethod
     def _site_status(run: Run, member: Member, first: int, now_s: float) -> SiteStatus:
-        report = run.reports.get(member.site)
+        report, last = run.reports.get(member.site), run.state.session
+        heals = member.standing == "in" and last is not None and member.seat not in last.donors
         return SiteStatus(
             site=member.site,
             seat=member.seat,
-            standing=member.standing,
+            standing="healing" if heals and last and (report is None or report.round < last.round) else member.standing,
             address=member.card.address,
             lease_s=run.leases.left_s(member.site, now_s),
-            lag=None if report is None or member.standing == "out" else first - report.round,
+            lag=None if report is None or not member.there else first - report.round,
             report=report,
         )
 
@@ -349,23 +327,36 @@ class Coordinator:
         run = self.runs.get(who.run)
         if run is None:
             raise Refused("unknown", f"there is no run {who.run} here")
+        self._pass_time(run)
         return run, membership.caller(run.state, who)
 
+    def _pass_time(self, run: Run) -> None:
+        """Leases that are over."""
+        now_s = self._clock()
+        if run.leases.slept(now_s):
+            run.book.forget()
+        over = run.leases.tick(now_s)
+        if not over:
+            return
+        try:
+            self._put(run, membership.expire(run.state, over))
+        except Refused:
+            for site in over:
+                run.leases.renew(site, now_s - run.timeouts.lease)
+            raise
+        log.warning("run=%s sites=%s expired epoch=%d", run.state.spec.run, ",".join(over), run.state.epoch)
+
     def _news(self, run: Run) -> News:
-        return News(roster=run.state.roster(), plan=run.plan, newest=run.state.newest)
+        return News(roster=run.state.roster(), plan=run.plan, waiting=run.waiting, why=run.why[:1024])
 
     def _put(self, run: Run, new: Membership) -> None:
         """Makes a change of the members count: on disk, then here."""
-        new = membership.found(new)
         if new == run.state:
             return
         new = new.revised()
         with self._db.change():
             self._db.put(new)
-        if new.generation != run.state.generation:
-            run.book.forget()
-            run.began_s.clear()
-            run.late.clear()
+        run.book.drop(m.seat for m in new.members if not m.there)
         self._assign(run, new)
         self._decide(run)
 

@@ -46,10 +46,14 @@ class Leases:
         """Seconds left; None: it has no lease."""
         return None if site not in self._due_s else max(0.0, self._due_s[site] - now_s)
 
+    def slept(self, now_s: float) -> bool:
+        """Whether the keeper has not ticked for so long that it may have missed what others did meanwhile."""
+        return now_s - self._ticked_s > self.lease_s / 2
+
     def tick(self, now_s: float) -> list[str]:
         """Whose lease is over. To be called several times a lease; a longer gap between two calls is made up for."""
-        gap_s, self._ticked_s = now_s - self._ticked_s, now_s
-        if gap_s > self.lease_s / 2:
+        gap_s, slept, self._ticked_s = now_s - self._ticked_s, self.slept(now_s), now_s
+        if slept:
             for site in self._due_s:
                 self._due_s[site] += gap_s
         over = [site for site, due_s in self._due_s.items() if due_s <= now_s]

@@ -14,22 +14,15 @@ from pathlib import Path
 from gossamer.core.errors import BadInput
 from gossamer.wan.membership import Membership
 from gossamer.wan.messages import Refused, pack, unpack
-from gossamer.wan.records import Commit, Plan
+from gossamer.wan.records import Plan, Session
 
 _FORMAT = 1
 _APPLICATION = 0x474F5353
 _SCHEMA = """
 CREATE TABLE runs (run TEXT PRIMARY KEY, state BLOB NOT NULL);
-CREATE TABLE commits (
-    run TEXT NOT NULL, generation INTEGER NOT NULL, round INTEGER NOT NULL, fragment INTEGER NOT NULL, record BLOB NOT NULL,
-    PRIMARY KEY (run, generation, round, fragment)) WITHOUT ROWID;
+CREATE TABLE sessions (run TEXT NOT NULL, number INTEGER NOT NULL, record BLOB NOT NULL, PRIMARY KEY (run, number)) WITHOUT ROWID;
 CREATE TABLE plans (run TEXT NOT NULL, version INTEGER NOT NULL, record BLOB NOT NULL, PRIMARY KEY (run, version)) WITHOUT ROWID;
-CREATE TABLE keys (run TEXT NOT NULL, key TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (run, key)) WITHOUT ROWID;
 """
-
-MAX_KEYS = 100_000
-MAX_RUN_CHARS = 256 << 20
-"""Of all values of a run."""
 
 
 class LedgerDB:
@@ -55,8 +48,6 @@ class LedgerDB:
             raise BadInput(
                 f"{path} cannot be used as the coordinator's state ({error}): expected a file that this made, or a place for one"
             ) from error
-        rows = self._db.execute("SELECT run, COUNT(*), COALESCE(SUM(LENGTH(value)), 0) FROM keys GROUP BY run")
-        self._used: dict[str, tuple[int, int]] = {run: (n, chars) for run, n, chars in rows}
 
     def _open(self, path: Path) -> None:
         application = self._db.execute("PRAGMA application_id").fetchone()[0]
@@ -97,24 +88,19 @@ class LedgerDB:
         """Writes the state of a run."""
         self._db.execute("INSERT OR REPLACE INTO runs VALUES (?, ?)", (state.spec.run, pack(state)))
 
-    def commit(self, run: str, generation: int, round: int, fragment: int) -> Commit | None:
-        """A commit."""
-        row = self._db.execute(
-            "SELECT record FROM commits WHERE run = ? AND generation = ? AND round = ? AND fragment = ?", (run, generation, round, fragment)
-        ).fetchone()
-        return None if row is None else unpack(Commit, row[0])
+    def session(self, run: str, number: int) -> Session | None:
+        """A session."""
+        row = self._db.execute("SELECT record FROM sessions WHERE run = ? AND number = ?", (run, number)).fetchone()
+        return None if row is None else unpack(Session, row[0])
 
-    def put_commit(self, run: str, commit: Commit) -> None:
-        """Writes a commit; of one place there is one."""
-        self._db.execute(
-            "INSERT INTO commits VALUES (?, ?, ?, ?, ?)", (run, commit.generation, commit.round, commit.fragment, pack(commit))
-        )
+    def sessions(self, run: str, n: int) -> list[Session]:
+        """The latest, newest first."""
+        rows = self._db.execute("SELECT record FROM sessions WHERE run = ? ORDER BY number DESC LIMIT ?", (run, n)).fetchall()
+        return [unpack(Session, record) for (record,) in rows]
 
-    def replace_commit(self, run: str, commit: Commit) -> None:
-        """Writes a commit over one that nobody has built on."""
-        self._db.execute(
-            "INSERT OR REPLACE INTO commits VALUES (?, ?, ?, ?, ?)", (run, commit.generation, commit.round, commit.fragment, pack(commit))
-        )
+    def put_session(self, run: str, session: Session) -> None:
+        """Writes a session, over one of that number which nobody has entered."""
+        self._db.execute("INSERT OR REPLACE INTO sessions VALUES (?, ?, ?)", (run, session.number, pack(session)))
 
     def plan(self, run: str, version: int | None = None) -> Plan | None:
         """A plan; None as version: the latest."""
@@ -126,26 +112,6 @@ class LedgerDB:
     def put_plan(self, run: str, plan: Plan) -> None:
         """Writes a plan."""
         self._db.execute("INSERT INTO plans VALUES (?, ?, ?)", (run, plan.version, pack(plan)))
-
-    def value(self, run: str, key: str) -> str | None:
-        """The value of a key."""
-        row = self._db.execute("SELECT value FROM keys WHERE run = ? AND key = ?", (run, key)).fetchone()
-        return None if row is None else row[0]
-
-    def set(self, run: str, key: str, value: str) -> None:
-        """Sets a key.
-
-        Raises:
-            Refused: quota: the run has too many, or too long ones.
-        """
-        n, chars = self._used.get(run, (0, 0))
-        old = self.value(run, key)
-        n, chars = n + (old is None), chars + len(value) - len(old or "")
-        if n > MAX_KEYS or chars > MAX_RUN_CHARS:
-            raise Refused("quota", f"run {run} would have {n} keys of {chars} characters in all: at most {MAX_KEYS} and {MAX_RUN_CHARS}")
-        with self.change():
-            self._db.execute("INSERT OR REPLACE INTO keys VALUES (?, ?, ?)", (run, key, value))
-        self._used[run] = (n, chars)
 
     def close(self) -> None:
         """Closes the file."""

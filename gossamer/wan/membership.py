@@ -1,28 +1,25 @@
-"""Who is in a run: the rules, as functions from one frozen state to the next. No clock, no IO; leases are in `gossamer.wan.leases`.
+"""Who is in a run: the rules, as functions from one frozen state to the next. No clock, no IO; leases are in `gossamer.wan.leases`, and
+when a session opens is in `gossamer.wan.opening`.
 
-A run begins (is *founded*) when its founders are there, all of them and with equal states, or one that was told to `bootstrap`. From then
-on a site that comes is *healing* until it has the state of a donor that is in sync; before that it gives state to nobody, counts for no
-quorum, and a fleet of such sites is no fleet, however long nobody else is there. When nobody in sync is left, the run waits until all have
-come back who were in sync when a quorum last was (so that no better state can be anywhere), or enough with all that was committed, or one
-of them that is told to bootstrap; the best state that they kept is where it begins again, in a new *generation*.
+A site that comes has a seat for good, and waits to be let into a session. It *has held the state of the run* (`ever`) once it was a donor
+of a session, or says of its state that it got it in the session that it was let into. Before that it gives state to nobody and counts for
+no majority, however long nobody else is there.
 
-Turns. In gossip nobody waits for all, so the sites must agree on the first round with other members. After a change all who are in sync,
-and were in the turn before, promise to enter no round from `first` on without knowing more; the turn begins at the highest `first`. Nobody
-can have entered that round: a site that lives stands still before it, and of one that has died nobody can have had anything after it. A
-further change while promises are awaited makes them void: they are given again, for the later epoch. In synchronous methods the commit of a
-round names who takes part in the next, which is the same without promises."""
+`base` are the members of the latest session that was *entered*: one whose members have all met. Majorities are of these. A session that was
+opened and never entered is nobody's past: another one may take its place. Each site enters at most one session of a number, so of two that
+share a member at most one was entered.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 
 from pydantic import Field
 
 from gossamer.core.errors import BadInput
 from gossamer.wan.deadlines import Timeouts
-from gossamer.wan.messages import Record, Refused, Text
-from gossamer.wan.records import Caller, Card, Commit, Count, Have, Join, Member, Promise, Roster, Round, Seats, Seed, Spec, Synced, Turn
+from gossamer.wan.messages import Record, Refused
+from gossamer.wan.records import Caller, Card, Count, Have, Join, Member, Number, Roster, Seats, Seed, Session, Spec
 
 
 class Membership(Record):
@@ -33,37 +30,27 @@ class Membership(Record):
     revision: Count = 0
     epoch: Count = 0
     generation: Count = 0
-    founded: Round | None = None
     members: tuple[Member, ...] = ()
     """In order of seats. Who has left keeps the seat."""
-    turn: Turn | None = None
-    pending: Count | None = None
-    """Epoch since which promises are awaited."""
-    promises: dict[int, Round] = Field(default_factory=dict)
-    """By seat, for the pending epoch."""
+    session: Session | None = None
+    """The latest."""
+    entered: Number = 0
+    """The latest that was entered, as far as known."""
     base: Seats = ()
-    """Who was in sync at the last commit (gossip: when so many last were that they are a quorum)."""
+    """Its members."""
     left: Seats = ()
     """Who of these has left since, of its own will."""
-    newest: Round | None = None
-    """The newest committed round of this generation."""
-    why: Text = ""
     counts: dict[str, Count] = Field(default_factory=dict)
 
     @property
     def living(self) -> tuple[Member, ...]:
         """Members that are there."""
-        return tuple(m for m in self.members if m.standing != "out")
+        return tuple(m for m in self.members if m.there)
 
     @property
-    def synced(self) -> frozenset[int]:
-        """Seats that are there and in sync."""
-        return frozenset(m.seat for m in self.members if m.standing == "synced")
-
-    @property
-    def next_round(self) -> int:
-        """The round that a synchronous method commits next."""
-        return (self.founded or 0) if self.newest is None else self.newest + 1
+    def inside(self) -> frozenset[int]:
+        """Seats of those who are there, and in the latest session."""
+        return frozenset(m.seat for m in self.members if m.standing == "in")
 
     def roster(self) -> Roster:
         """For the sites."""
@@ -72,11 +59,8 @@ class Membership(Record):
             revision=self.revision,
             epoch=self.epoch,
             generation=self.generation,
-            founded=self.founded,
             members=self.members,
-            turn=self.turn,
-            pending=self.pending,
-            why=self.why,
+            session=self.session,
         )
 
     def revised(self) -> Membership:
@@ -87,9 +71,11 @@ class Membership(Record):
         """The member of that name."""
         return next((m for m in self.members if m.site == site), None)
 
-    def at(self, seat: int) -> Member:
-        """The member of that seat."""
-        return next(m for m in self.members if m.seat == seat)
+    def names(self, seats: Iterable[int]) -> str:
+        """Of the sites of these seats, for people."""
+        known = {m.seat: m.site for m in self.members}
+        listed = [known.get(s, f"seat {s}") for s in sorted(seats)]
+        return ", ".join(listed[:8]) + (" ..." if len(listed) > 8 else "")
 
     def counting(self, what: str, by: int = 1) -> Membership:
         """The same with a counter raised."""
@@ -116,10 +102,11 @@ def check_spec(spec: Spec) -> None:
         raise BadInput(f"sites names {len(set(spec.sites))} sites for {spec.seats} seats: expected one name for each seat, or none at all")
     if spec.synchronous and spec.without == "go_on":
         raise BadInput(
-            "without = 'go_on' is for gossip: in a synchronous method somebody must say who took part; expected 'elect' or 'wait'"
+            "without = 'go_on' is for gossip: a synchronous method does not go on after a death without a new session; "
+            "expected 'elect' or 'wait'"
         )
     if not spec.synchronous and spec.without == "elect":
-        raise BadInput("without = 'elect' is for synchronous methods: gossip has nothing to elect for; expected 'go_on' or 'wait'")
+        raise BadInput("without = 'elect' is for synchronous methods: in gossip it is called 'go_on'; expected 'go_on' or 'wait'")
 
 
 def differences(mine: Spec, theirs: Spec) -> str:
@@ -134,31 +121,31 @@ def differences(mine: Spec, theirs: Spec) -> str:
     return ", ".join(found)
 
 
+def in_sync(member: Member, have: Have | None) -> bool:
+    """Whether what a site says it has is a state of the run, as far as can be known."""
+    return have is not None and (member.ever or 0 < have.session == member.session)
+
+
 def join(state: Membership, request: Join) -> Membership:
     """A site comes, comes back, or asks again.
 
     Raises:
         Refused: foreign (another configuration, layout, release: named), full, or an address that the others cannot use.
     """
+    who = request.caller
     if different := differences(state.spec, request.spec):
-        raise Refused(
-            "foreign", f"site {request.caller.site} has another {different}: all sites of a run need one configuration and release"[:1000]
-        )
-    old = state.find(request.caller.site)
-    if old is not None and old.boot == request.caller.boot and old.standing != "out":
+        raise Refused("foreign", f"site {who.site} has another {different}: all sites of a run need one configuration and release"[:1000])
+    old = state.find(who.site)
+    if old is not None and old.boot == who.boot and old.there:
         return state  # the answer to the first request was lost
-    seat = old.seat if old is not None else _free_seat(state, request.caller.site)
-    _check_address(state, request.caller.site, request.card)
-    new = Member(
-        site=request.caller.site,
-        seat=seat,
-        boot=request.caller.boot,
-        card=request.card,
-        standing="waiting" if state.founded is None or not state.synced else "healing",
-        ever=old is not None and old.ever,
-        have=request.have,
-        bootstrap=request.bootstrap,
-    )
+    seat = old.seat if old is not None else _free_seat(state, who.site, request.seat)
+    _check_address(state, who.site, request.card)
+    if old is not None and old.boot == who.boot:
+        new = _as(old, there=True, card=request.card)
+    else:
+        before = {"ever": old.ever, "session": old.session} if old is not None else {}
+        new = _as(Member(site=who.site, seat=seat, boot=who.boot, card=request.card, bootstrap=request.bootstrap), **before)
+    state = _with(state, left=tuple(s for s in state.left if s != seat))
     return _changed(_put(state, new)).counting("joins")
 
 
@@ -173,7 +160,7 @@ def caller(state: Membership, who: Caller) -> Member:
         raise Refused("unknown", f"site {who.site} has not joined run {who.run}")
     if member.boot != who.boot:
         raise Refused("superseded", f"another process of site {who.site} has joined run {who.run} since: two cannot be one site")
-    if member.standing == "out":
+    if not member.there:
         raise Refused("expired", f"site {who.site} is out of run {who.run}: it was not heard of for the length of its lease, or has left")
     return member
 
@@ -181,164 +168,90 @@ def caller(state: Membership, who: Caller) -> Member:
 def leave(state: Membership, who: Caller) -> Membership:
     """A site goes, of its own will. It may ask twice."""
     member = state.find(who.site)
-    if member is None or member.boot != who.boot or member.standing == "out":
+    if member is None or member.boot != who.boot or not member.there:
         return state
-    gone = _put(state, _as(member, standing="out"))
+    gone = _put(state, _as(member, there=False, inside=False))
     return _changed(_with(gone, left=(*state.left, member.seat))).counting("leaves")
 
 
 def expire(state: Membership, sites: Iterable[str]) -> Membership:
-    """The leases of these are over."""
-    found = [m for site in sites if (m := state.find(site)) is not None and m.standing != "out"]
+    """The leases of these are over. Their processes may be alive, and in the session."""
+    found = [m for site in sites if (m := state.find(site)) is not None and m.there]
     for member in found:
-        state = _put(state, _as(member, standing="out"))
+        state = _put(state, _as(member, there=False))
     return _changed(state).counting("expiries", len(found)) if found else state
 
 
-def found(state: Membership) -> Membership:
-    """Begins the run, or begins it again, if that can be; `why` says what is missing."""
-    if state.synced:
-        return state if not state.why else _with(state, why="")
-    first, spec = state.founded is None, state.spec
-    ready = [m for m in state.living if m.have is not None and (first or m.ever)]
-    told = [m for m in ready if m.bootstrap]
-    if not told:
-        wanted = spec.seats if spec.founders is None else spec.founders
-        if first:
-            enough = len(ready) >= wanted
-            missing = f"{len(ready)} of {wanted} sites with a state are there ({len(state.living)} in all)"
+def opened(state: Membership, session: Session, held: Iterable[int] = ()) -> Membership:
+    """A session opens. `held`: seats that hold, or held, the state of the run, as they say and as can be."""
+    known, again = frozenset(session.donors) | frozenset(held), session.generation > state.generation
+    for member in state.members:
+        if member.seat in session.members:
+            member = _as(member, inside=True, session=session.number, ever=member.ever or member.seat in known, bootstrap=False)
         else:
-            absent = [m.site for m in state.members if m.seat in state.base and m not in ready]
-            current = [m for m in ready if spec.synchronous and m.have and m.have.round == state.next_round]
-            enough = not absent or len(current) >= spec.min_sites
-            missing = (
-                f"nobody is left who is in sync, and {', '.join(absent)} had the latest state: start them again, or one with bootstrap"
-            )
-        if not enough:
-            return _with(state, why=f"the run waits: {missing}"[:1000])
-    best = max((m.have for m in told or ready if m.have), key=lambda h: h.round, default=None)
-    if best is None:
-        return _with(state, why="the run waits for a site with a state")
-    alike = [m for m in ready if m.have and _alike(spec, m.have, best)]
-    same = [m for m in ready if m.have and m.have.round == best.round]
-    if len(same) > len(alike) and not told:
-        states = Counter(m.have.digest[:12] for m in same if m.have)
-        listed = ", ".join(f"{n} x {digest}" for digest, n in sorted(states.items())[:8])
-        return _with(state, why=f"the sites hold different states after {best.round} rounds ({listed}): start one of them with bootstrap")
-    return _begin(state, alike)
+            member = _as(member, inside=False)
+        state = _put(state, member)
+    state = _with(state, session=session, generation=session.generation).counting("sessions")
+    if healing := len(session.members) - len(session.donors):
+        state = state.counting("healed", healing)
+    return state.counting("begun") if again else state
 
 
-def synced(state: Membership, request: Synced) -> Membership:
-    """A site has got the state of the run.
+def entered(state: Membership, member: Member, number: int) -> Membership:
+    """A site has entered a session. Of one that is not the latest here this says nothing."""
+    last = state.session
+    if last is None or number != last.number or member.seat not in last.members:
+        return state
+    if not member.inside:  # the coordinator had forgotten, or had not known
+        state = _put(state, _as(member, inside=True, session=number))
+    return state if state.entered == number else _with(state, entered=number, base=last.members, left=())
+
+
+def handed_in(state: Membership, member: Member, session: Session) -> Membership:
+    """A session that sites opened without the coordinator, from one that has entered it. It counts, unless the run has gone another way.
 
     Raises:
-        Refused: not_in_sync: its donor is not, or it has none and needs one; stale: the fleet has gone on since.
+        Refused: conflict.
     """
-    member = caller(state, request.caller)
-    if member.standing == "synced":
-        return state
-    if state.founded is None or not state.synced:
-        raise Refused(
-            "not_in_sync", "nobody is in sync yet: the run begins when its founders are there" + (f" ({state.why})" if state.why else "")
-        )
-    if request.donor is None and (state.spec.synchronous or not member.ever):
-        raise Refused("not_in_sync", f"site {member.site} was never in sync with this run: it needs the state of a donor that is")
-    if request.donor is not None:
-        donor = state.find(request.donor)
-        if donor is None or donor.standing != "synced":
-            raise Refused("not_in_sync", f"site {request.donor} is not in sync (any more): take the state of another one")
-    if state.spec.synchronous and request.have.round != state.next_round:
-        raise Refused(
-            "stale", f"the state after {request.have.round} rounds is not the present one: the fleet is in round {state.next_round}", 0.0
-        )
-    return _changed(_put(state, _as(member, standing="synced", ever=True, have=request.have))).counting("healed")
-
-
-def promise(state: Membership, member: Member, said: Promise) -> Membership:
-    """A site in sync says which round it will not enter before it knows more. One for another epoch than the pending one says nothing."""
-    if state.pending is None or said.epoch != state.pending or member.seat not in _asked(state) or member.seat in state.promises:
-        return state
-    return _settle(_with(state, promises={**state.promises, member.seat: said.first}))
-
-
-def committed(state: Membership, commit: Commit) -> Membership:
-    """A round is committed: who is present then decides on the next."""
-    newest = commit.round if state.newest is None else max(state.newest, commit.round)
-    state = _with(state, newest=newest)
-    if len(commit.present) >= state.spec.min_sites:
-        state = _with(state, base=commit.present, left=())
-    return state if commit.took else state.counting("skipped")
-
-
-def taken_over(state: Membership, commit: Commit, seat: int) -> Membership:
-    """A round was committed without the coordinator, as `seat` says, which was there: who was not has missed it, and heals."""
-    before = state
-    for member in state.living:
-        if member.standing == "synced" and member.seat not in commit.present:
-            state = _put(state, _as(member, standing="healing"))
-        elif member.seat == seat and member.standing != "synced":
-            state = _put(state, _as(member, standing="synced", ever=True))
-    return state if state is before else _changed(state)
-
-
-def _begin(state: Membership, founders: Iterable[Member]) -> Membership:
-    again, rounds = state.founded is not None, []
-    for member in founders:
-        state = _put(state, _as(member, standing="synced", ever=True))
-        rounds += [member.have.round] if member.have else []
-    for member in state.living:
-        if member.standing == "waiting":
-            state = _put(state, _as(member, standing="healing"))
-    present = tuple(sorted(state.synced))
-    turn = Turn(epoch=state.epoch + 1, since=min(rounds), present=present)
-    state = _with(
-        state, founded=turn.since, generation=state.generation + again, epoch=turn.epoch, newest=None, turn=turn, base=present, left=()
-    )
-    return _with(state, why="", pending=None, promises={}).counting("begun")
+    last, spec = state.session, state.spec
+    text = f"session {session.number}, as site {member.site} has it (sites {state.names(session.members)})"
+    if member.seat not in session.members or not set(session.donors) <= set(session.members):
+        raise Refused("garbage", f"{text}: expected one that the site itself is in")
+    if last is not None and session == last:
+        return entered(state, member, session.number)
+    if last is not None:
+        if not spec.elects:
+            raise Refused(
+                "conflict", f"{text}: run {spec.run} waits for its coordinator (without = {spec.without!r}), nobody else opens its sessions"
+            )
+        if session.number < last.number or state.entered >= session.number or session.generation != state.generation:
+            raise Refused(
+                "conflict",
+                f"{text} is not what the run did: it is in session {last.number} (sites {state.names(last.members)}); "
+                f"site {member.site} needs the state of a donor"[:1000],
+            )
+    was = {m.seat for m in state.members if m.inside} | {member.seat}
+    replaces = last is not None and session.number == last.number
+    state = opened(state, session)
+    for m in state.members:
+        if m.inside and m.seat not in was:  # if it has entered, it will say so
+            state = _put(state, _as(m, inside=False))
+    state = entered(state, next(m for m in state.members if m.seat == member.seat), session.number)
+    return state.counting("replaced" if replaces else "handed_in")
 
 
 def _changed(state: Membership) -> Membership:
-    """A new epoch. In gossip, promises are asked for where other sites are in sync than the turn says."""
-    state = _with(state, epoch=state.epoch + 1)
-    present, turn = tuple(sorted(state.synced)), state.turn
-    if state.spec.synchronous or turn is None or not present:
-        return _with(state, pending=None, promises={})
-    if len(present) >= state.spec.min_sites:
-        state = _with(state, base=present, left=())
-    if state.pending is None and present == turn.present:
-        return state
-    return _settle(_with(state, pending=state.epoch, promises={}))
+    return _with(state, epoch=state.epoch + 1)
 
 
-def _asked(state: Membership) -> frozenset[int]:
-    """Who must promise: who is in sync and may have entered rounds."""
-    return state.synced & frozenset(() if state.turn is None else state.turn.present)
-
-
-def _settle(state: Membership) -> Membership:
-    """The turn, when all have promised."""
-    old = state.turn
-    if old is None or state.pending is None or not _asked(state) <= state.promises.keys():
-        return state
-    comers = [m.have.round for m in state.members if m.standing == "synced" and m.have and m.seat not in old.present]
-    since = max([old.since, *state.promises.values(), *comers])
-    turn = Turn(epoch=state.pending, since=since, present=tuple(sorted(state.synced)))
-    return _with(state, turn=turn, pending=None, promises={})
-
-
-def _alike(spec: Spec, a: Have, b: Have) -> bool:
-    """Whether two sites can begin together. In gossip each has parameters, and a round, of its own; at the start all are equal."""
-    if spec.synchronous or 0 in (a.round, b.round):
-        return a == b
-    return True
-
-
-def _free_seat(state: Membership, site: str) -> int:
+def _free_seat(state: Membership, site: str, wish: int | None) -> int:
     if state.spec.sites:
         if site not in state.spec.sites:
             raise Refused("full", f"site {site} is not one of this run: expected one of {', '.join(state.spec.sites)}"[:1000])
         return state.spec.sites.index(site)
     taken = {m.seat for m in state.members}
+    if wish is not None and wish < state.spec.seats and wish not in taken:
+        return wish
     free = next((s for s in range(state.spec.seats) if s not in taken), None)
     if free is None:
         names = ", ".join(m.site for m in state.members)

@@ -6,11 +6,12 @@ not exactly one of these is refused as a whole. Seconds in them are durations: n
 
 from __future__ import annotations
 
+import hashlib
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, StringConstraints
 
-from gossamer.wan.messages import Record, Seconds, Text
+from gossamer.wan.messages import Record, Seconds, Text, pack
 
 PROTOCOL = 1
 """Version of these messages. Another one is another service, which the caller is told."""
@@ -23,14 +24,14 @@ Hash: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{1,64}$")]
 Boot: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 """Which process of a site: 128 random bits, drawn at its start."""
 Address: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[^\s/]{1,253}:[0-9]{1,5}$")]
-Key: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 Value: TypeAlias = Annotated[str, StringConstraints(max_length=MAX_VALUE_CHARS)]
 Count: TypeAlias = Annotated[int, Field(ge=0, lt=2**53)]
 Seed: TypeAlias = Annotated[int, Field(ge=0, lt=2**63)]
 Round: TypeAlias = Annotated[int, Field(ge=0, lt=2**28)]
+Number: TypeAlias = Annotated[int, Field(ge=0, lt=2**28)]
+"""Of a session, from 1; 0: none."""
 Seat: TypeAlias = Annotated[int, Field(ge=0, lt=MAX_SEATS)]
 Seats: TypeAlias = Annotated[tuple[Seat, ...], Field(max_length=MAX_SEATS)]
-Keys: TypeAlias = Annotated[tuple[Key, ...], Field(max_length=MAX_SEATS)]
 
 
 # ---- runs and sites
@@ -50,18 +51,17 @@ class Spec(Record):
     """Who may take part, in the order of seats; empty: whoever has a certificate, seats in the order of joining."""
     synchronous: bool
     min_sites: Annotated[int, Field(ge=1, le=MAX_SEATS)]
-    """A round with fewer is none: see `below_min`."""
+    """With fewer no session opens: the run waits."""
     founders: Annotated[int, Field(ge=1, le=MAX_SEATS)] | None = None
     """So many sites begin the run; None: all seats."""
     alone: bool = False
     """A quorum of one site is meant."""
-    below_min: Literal["wait", "skip"] = "wait"
     quorum: Literal["all", "deadline"] = "all"
-    """A round of a synchronous method is complete with all living sites, or with `min_sites` once the deadline is over."""
+    """A session opens when all who were in the one before, and are there, have proposed it; or once the deadline is over."""
     late: Literal["keep", "drop"] = "drop"
-    """What a site does with a contribution that no round has: adds it to its next one, or lets it go."""
+    """What a site does with work that no round has: adds it to its next contribution, or lets it go."""
     without: Literal["go_on", "elect", "wait"] = "wait"
-    """While the coordinator is away. go_on is for gossip."""
+    """A session that is needed while the coordinator is away: a site opens it (elect; in gossip go_on: deaths need none), or all wait."""
     floor_s: Annotated[float, Field(gt=0.0, le=1e6)]
     """The least deadline of a round. All other time-outs derive from it (`gossamer.wan.deadlines`)."""
     lease_s: Annotated[float, Field(gt=0.0, le=1e6)] | None = None
@@ -70,6 +70,11 @@ class Spec(Record):
     """k of the deadline."""
     seed: Seed | None = None
     """Of the pairing; None: the coordinator draws one."""
+
+    @property
+    def elects(self) -> bool:
+        """Whether a site may stand in for the coordinator."""
+        return self.without != "wait"
 
 
 class Card(Record):
@@ -85,6 +90,34 @@ class Have(Record):
 
     round: Round
     digest: Hash
+    """Of the state that all share (synchronous methods), or of the site's own (gossip: compared at the founding only)."""
+    session: Number = 0
+    """The last session in which this site held the state of the run: made it, brought it along, or got it. 0: none, a fresh state."""
+
+
+class Session(Record):
+    """A stretch of a run with fixed members."""
+
+    number: Annotated[Number, Field(ge=1)]
+    generation: Count
+    """How often the run has begun again from older states, when no process of its latest session was left."""
+    epoch: Count
+    """Of the roster that it was opened from."""
+    round: Round
+    """Rounds completed when it begins."""
+    members: Annotated[Seats, Field(min_length=1)]
+    """Rising."""
+    donors: Annotated[Seats, Field(min_length=1)]
+    """Those of the members who hold the state after `round` rounds. The others take it from one of them before the first round."""
+    digest: Hash | None
+    """Of that state; None in gossip, where each has one of its own."""
+    by: Seat | None
+    """Which site opened it while the coordinator was away; None: the coordinator did."""
+
+    @property
+    def key(self) -> str:
+        """16 hex digits of all of this: what belongs to one session never meets what belongs to another."""
+        return hashlib.sha256(pack(self)).hexdigest()[:16]
 
 
 class Member(Record):
@@ -94,20 +127,20 @@ class Member(Record):
     seat: Seat
     boot: Boot
     card: Card
-    standing: Literal["out", "waiting", "healing", "synced"]
-    """Gone; before the run has begun; without the run's state; with it."""
+    there: bool = True
+    inside: bool = False
+    """This process is in the latest session."""
     ever: bool = False
-    """It has been in sync with this run before."""
-    have: Have | None = None
+    """It has held the state of the run."""
+    session: Number = 0
+    """The latest that it was let into."""
     bootstrap: bool = False
+    """It was told to begin from its state."""
 
-
-class Turn(Record):
-    """From round `since` on, which nobody had entered when it was settled, `present` take part."""
-
-    epoch: Count
-    since: Round
-    present: Seats
+    @property
+    def standing(self) -> Literal["out", "waiting", "in"]:
+        """In a word."""
+        return "out" if not self.there else "in" if self.inside else "waiting"
 
 
 class Roster(Record):
@@ -117,26 +150,23 @@ class Roster(Record):
     revision: Count
     epoch: Count
     generation: Count
-    """How often the run has begun: once, and again each time that nobody in sync was left and sites came back with an older state."""
-    founded: Round | None
-    """Rounds completed at the (latest) beginning; None: not begun."""
     members: Annotated[tuple[Member, ...], Field(max_length=MAX_SEATS)]
-    turn: Turn | None
-    """The latest that is settled."""
-    pending: Count | None
-    """Epoch of a change for which the sites in sync are asked to promise; None: none."""
-    why: Text
-    """What the run waits for, in words; empty: nothing."""
+    session: Session | None
+    """The latest."""
 
     @property
     def living(self) -> tuple[Member, ...]:
         """Members that are there, in order of seats."""
-        return tuple(m for m in self.members if m.standing != "out")
+        return tuple(m for m in self.members if m.there)
 
     @property
-    def synced(self) -> tuple[int, ...]:
-        """Seats that are there and in sync: who may give state, and take part."""
-        return tuple(m.seat for m in self.members if m.standing == "synced")
+    def inside(self) -> tuple[int, ...]:
+        """Seats of those who are there, and in the latest session."""
+        return tuple(m.seat for m in self.members if m.standing == "in")
+
+    def at(self, seat: int) -> Member | None:
+        """The member of that seat."""
+        return next((m for m in self.members if m.seat == seat), None)
 
 
 class Caller(Record):
@@ -154,9 +184,10 @@ class Join(Record):
     spec: Spec
     caller: Caller
     card: Card
-    have: Have | None
+    seat: Seat | None = None
+    """The one that it had, should the coordinator have lost its file."""
     bootstrap: bool = False
-    """Begin from this site's state, alone if need be."""
+    """Begin from this site's state, whoever else is missing."""
 
 
 class Admission(Record):
@@ -180,19 +211,13 @@ class Report(Record):
     """Since its last exchange."""
 
 
-class Promise(Record):
-    """This site enters no round from `first` on before it knows the turn of `epoch` or a later one."""
-
-    epoch: Count
-    first: Round
-
-
 class Beat(Record):
     """Renews a lease."""
 
     caller: Caller
     report: Report = Report()
-    promise: Promise | None = None
+    entered: Number = 0
+    """The latest session that this site has entered: all of its members have met."""
 
 
 class News(Record):
@@ -201,105 +226,66 @@ class News(Record):
     roster: Roster
     plan: Count
     """Version of the latest plan; 0: none."""
-    newest: Round | None
-    """The newest round that is committed."""
+    waiting: Seats
+    """Who asks for the next session, and could be let in."""
+    why: Text
+    """What the next session waits for, where somebody has asked for it."""
 
 
-class Synced(Record):
-    """A site has the state of the run: from `donor`, or of its own (gossip, and only who was in sync before)."""
-
-    caller: Caller
-    have: Have
-    donor: Name | None = None
-
-
-# ---- rounds, plans, keys
-
-
-class Share(Record):
-    """A contribution to a mean, and its weight: tokens, or 1."""
-
-    seat: Seat
-    weight: Count
+# ---- sessions and plans
 
 
 class Propose(Record):
-    """A site has heard these in a round (of a synchronous method), itself included."""
+    """A site asks for the next session."""
 
     caller: Caller
-    round: Round
-    fragment: Annotated[int, Field(ge=0, lt=2**16)] = 0
-    took: Annotated[tuple[Share, ...], Field(min_length=1, max_length=MAX_SEATS)]
+    number: Annotated[Number, Field(ge=1)]
+    """One more than the latest that this site knows of."""
+    entered: Number
+    """The latest that it has entered."""
+    have: Have | None
+    """None: no state; it takes a donor's."""
+    alive: Seats
+    """Whom this site reaches, and wants in it."""
     gone: Seats = ()
-    """Whom this site has lost."""
+    """Whom it has lost, or does not wait for. Who is in neither is not known yet."""
     wait_s: Seconds = 0.0
     """The answer may take so long."""
-
-
-class Commit(Record):
-    """Who took part in a round, with what weight. The same on all sites, once and for all."""
-
-    round: Round
-    fragment: Annotated[int, Field(ge=0, lt=2**16)]
-    generation: Count
-    epoch: Count
-    took: Annotated[tuple[Share, ...], Field(max_length=MAX_SEATS)]
-    """In order of seats. Empty: the round is skipped, nobody moves."""
-    by: Seat
-    """Whose proposal it is: it has all of these contributions."""
-    present: Seats
-    """Who is in sync when the round is committed, and so takes part in the next."""
 
 
 class Verdict(Record):
     """Answer to Propose."""
 
-    commit: Commit | None
+    session: Session | None
+    """The one that was asked for; or a later one, if that one is over."""
     late: bool = False
-    """The proposer's own contribution is not in it: see `Spec.late`."""
+    """The site that asks is not in it: it asks for the next one."""
     why: Text = ""
-    """Without a commit: what is missing."""
+    """Without a session: what is missing."""
     ask_coordinator: bool = False
     """The coordinator is there, as the site that would stand in for it knows."""
 
 
+class Known(Record):
+    """The sessions that a site knows of."""
+
+    latest: Session | None = None
+    entered: Session | None = None
+    """The latest that a site has entered."""
+
+
 class Elect(Record):
-    """A proposal to the site that stands in for the coordinator, and what is known of the rounds before."""
+    """A proposal to the site that stands in for the coordinator."""
 
     propose: Propose
-    known: Annotated[tuple[Commit, ...], Field(max_length=1024)] = ()
+    known: Known
 
 
 class HandIn(Record):
-    """Commits that sites agreed on without the coordinator."""
+    """A session that was opened without the coordinator, by a site that has entered it."""
 
     caller: Caller
-    commits: Annotated[tuple[Commit, ...], Field(min_length=1, max_length=1024)]
-
-
-class Set(Record):
-    """Sets a key of the run."""
-
-    caller: Caller
-    key: Key
-    value: Value
-
-
-class Get(Record):
-    """Asks for the values of keys. Waits until all are set, at most `wait_s`."""
-
-    caller: Caller
-    keys: Keys
-    wait_s: Seconds = 0.0
-    values: bool = True
-    """False: only whether they are there."""
-
-
-class Values(Record):
-    """Answer to Get. Without `found`, at least one key is not set, and there are no values."""
-
-    found: bool
-    values: Annotated[tuple[Value, ...], Field(max_length=MAX_SEATS)] = ()
+    session: Session
 
 
 class Plan(Record):
@@ -335,6 +321,7 @@ class SiteStatus(Record):
     site: Name
     seat: Seat
     standing: str
+    """out, waiting (to be let in), healing (let in, without the state yet), or in."""
     address: str | None
     lease_s: float | None
     """Left of its lease."""
@@ -349,12 +336,14 @@ class RunStatus(Record):
     run: Name
     epoch: Count
     generation: Count
-    founded: Round | None
     newest: Round | None
+    """Rounds completed, by the first."""
+    sessions: tuple[Session, ...]
+    """The last ones, newest first."""
     why: str
     sites: tuple[SiteStatus, ...]
     counts: dict[str, int]
-    """joins, leaves, expiries, late, skipped, refused, ..."""
+    """joins, leaves, expiries, sessions, late, healed, diverged, begun (again), handed_in, replaced."""
 
 
 class Status(Record):

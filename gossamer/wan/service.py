@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 
@@ -27,7 +27,7 @@ from gossamer.wan.coordinator import Coordinator
 from gossamer.wan.ledgerdb import LedgerDB
 from gossamer.wan.membership import is_loopback
 from gossamer.wan.messages import MAX_MESSAGE_BYTES, Code, Record, Refused, pack, unpack
-from gossamer.wan.records import Ask, Beat, Caller, Get, HandIn, Join, News, Propose, Publish, Set, Synced, Values
+from gossamer.wan.records import Ask, Beat, Caller, HandIn, Join, News, Propose, Publish, Verdict
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,6 @@ OPTIONS: tuple[tuple[str, Any], ...] = (
 
 Identify = Callable[[Any], str | None]
 Listen = Callable[[Any, str], int]
-T = TypeVar("T")
 
 
 def listen_plain(server: Any, address: str) -> int:
@@ -87,6 +86,7 @@ class CoordinatorServer:
         state: the file that holds everything; made where there is none.
         bind: host:port; port 0 takes a free one.
         interceptors: of gRPC's server, such as a Guard.
+        services: what else is served on the port.
         listen: binds the server to the address, with whatever credentials it has.
         identify: the site that makes a call, as its certificate says; None where it says nothing (loopback).
 
@@ -100,6 +100,7 @@ class CoordinatorServer:
         bind: str,
         *,
         interceptors: Sequence[grpc.ServerInterceptor] = (),
+        services: Sequence[grpc.GenericRpcHandler] = (),
         listen: Listen = listen_plain,
         identify: Identify = lambda context: None,
         threads: int = THREADS,
@@ -114,7 +115,7 @@ class CoordinatorServer:
         self._waiting, self._may_wait = 0, threads - max(1, threads // 4)
         pool = ThreadPoolExecutor(threads, thread_name_prefix="coordinator")
         self._server = grpc.server(pool, interceptors=list(interceptors), options=OPTIONS, maximum_concurrent_rpcs=4 * threads)
-        self._server.add_generic_rpc_handlers((self._handlers(),))
+        self._server.add_generic_rpc_handlers((self._handlers(), *services))
         try:
             self.coordinator = Coordinator(self._db, clock, lambda run: self._changed.notify_all())
             self.port = listen(self._server, bind)
@@ -155,11 +156,8 @@ class CoordinatorServer:
             "Join": self._on(Join, lambda r, c: self.coordinator.join(r)),
             "Beat": self._on(Beat, lambda r, c: self.coordinator.beat(r)),
             "Leave": self._on(Caller, lambda r, c: self.coordinator.leave(r)),
-            "Synced": self._on(Synced, lambda r, c: self.coordinator.synced(r)),
             "Propose": self._on(Propose, self._propose),
             "HandIn": self._on(HandIn, lambda r, c: self.coordinator.hand_in(r)),
-            "Set": self._on(Set, lambda r, c: self.coordinator.set(r)),
-            "Get": self._on(Get, self._get),
             "Publish": self._on(Publish, lambda r, c: self.coordinator.publish(r)),
             "Plan": self._on(Caller, lambda r, c: self.coordinator.plan(r)),
             "Status": self._on(Ask, lambda r, c: self.coordinator.status(r)),
@@ -207,21 +205,15 @@ class CoordinatorServer:
 
     # ---- calls that wait
 
-    def _propose(self, request: Propose, context: Any) -> Record:
-        return self._hold(lambda: self.coordinator.propose(request), lambda v: v.commit is not None, request.wait_s, context)
-
-    def _get(self, request: Get, context: Any) -> Values:
-        return self._hold(lambda: self.coordinator.get(request), lambda v: v.found, request.wait_s, context)
-
-    def _hold(self, ask: Callable[[], T], done: Callable[[T], bool], wait_s: float, context: Any) -> T:
-        """Under the condition: asks again at every change, until it is done or the time is over."""
-        until_s = time.monotonic() + min(wait_s, MAX_WAIT_S)
-        reply = ask()
-        while not done(reply) and (left_s := until_s - time.monotonic()) > 0 and context.is_active() and not self._over:
+    def _propose(self, request: Propose, context: Any) -> Verdict:
+        """Under the condition: proposes, and waits for a session until the time is over."""
+        until_s = time.monotonic() + min(request.wait_s, MAX_WAIT_S)
+        verdict = self.coordinator.propose(request)
+        while verdict.session is None and (left_s := until_s - time.monotonic()) > 0 and context.is_active() and not self._over:
             with self._place():
                 self._changed.wait(min(left_s, 1.0))
-            reply = ask()
-        return reply
+            verdict = self.coordinator.verdict(request)
+        return verdict
 
     def _place(self) -> _Place:
         if self._waiting >= self._may_wait:

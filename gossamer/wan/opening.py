@@ -1,0 +1,256 @@
+"""When the next session opens, with whom, and from which state: one answer for all. No clock, no IO.
+
+Sites *propose* the next session: what state they have, whom they reach, whom they have lost. It opens, once and for all, when
+
+- everybody who is in the latest session and there has proposed; or more than half of them, who have all lost the others (quorum
+  "deadline": or once the deadline is over, counted from the first of these proposals);
+- at least `Spec.min_sites` of those who propose all reach each other (pairs that do not know yet are waited for, as long as the deadline);
+- one of these holds the state of the run. The session begins after the most rounds that one of them has completed in the latest session;
+  whoever has completed as many (synchronous methods: with the same digest) is a donor;
+- where sites stand in for the coordinator, more than half of those of the last session that was entered are among them. The coordinator
+  itself needs half. A site asks one of the two at a time, so they cannot both open it.
+
+A run begins with its founders, all of them with equal states, or with one that was told to `bootstrap`. It begins again, from the best of
+older states, when no process of the latest session is left, and all of its sites are back, or one that was told to, or more than half of
+them, after the deadline, with a state no older than that session's. Who never held the state of the run counts for none of this.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from gossamer.wan.membership import Membership, in_sync
+from gossamer.wan.messages import Refused
+from gossamer.wan.records import Have, Member, Propose, Session
+
+
+class Opening(NamedTuple):
+    """A session that opens; or why none does."""
+
+    session: Session | None
+    why: str = ""
+    held: frozenset[int] = frozenset()
+    """Members that hold, or held, the state of the run."""
+    diverged: frozenset[int] = frozenset()
+    """Members whose state after as many rounds is another one: they heal."""
+    late: frozenset[int] = frozenset()
+    """Sites that are there and not in it: they did not ask in time, or do not reach all."""
+
+
+class Book:
+    """The open proposals of one run. It is not kept: after a restart the sites propose again."""
+
+    def __init__(self) -> None:
+        self._said: dict[int, tuple[Propose, float]] = {}
+        """By seat: the latest, and when the first came."""
+
+    def add(self, state: Membership, member: Member, said: Propose, now_s: float) -> None:
+        """A site proposes the next session. Its later word replaces its earlier one.
+
+        Raises:
+            Refused: conflict: it knows of sessions that are not known here.
+        """
+        last = state.session
+        if last is not None and said.number > last.number + 1:
+            raise Refused(
+                "conflict", f"site {member.site} knows of session {said.number - 1}, the run is in session {last.number}: hand it in first"
+            )
+        old = self._said.get(member.seat)
+        same = old is not None and old[0].caller == said.caller and old[0].number == said.number
+        self._said[member.seat] = (said, old[1] if old is not None and same else now_s)
+
+    def drop(self, seats: Iterable[int]) -> None:
+        """What these have said does not count any more."""
+        for seat in seats:
+            self._said.pop(seat, None)
+
+    def forget(self) -> None:
+        """Nor what anybody has."""
+        self._said.clear()
+
+    def since_s(self, state: Membership) -> float | None:
+        """When the first of those who are waited for has proposed."""
+        said, inside = self._valid(state), state.inside
+        return min((self._said[s][1] for s in said if s in inside or not inside), default=None)
+
+    def waiting(self, state: Membership) -> tuple[int, ...]:
+        """Who asks for the next session, and could be let in if all others of the latest one asked, too."""
+        said, inside = self._valid(state), state.inside
+        asking = {s for s, p in said.items() if s in inside or inside <= {s, *p.alive}}
+        together = inside | asking
+        if not inside or len(together) < state.spec.min_sites or (state.spec.elects and not _half(state, together, more=False)):
+            return ()
+        return tuple(sorted(asking))
+
+    def decide(self, state: Membership, *, over: bool, by: int | None = None) -> Opening:
+        """The next session, if it can open; else what is missing.
+
+        Args:
+            over: the deadline is over.
+            by: the site that decides in place of the coordinator.
+        """
+        said, last = self._valid(state), state.session
+        if not said:
+            return Opening(None)
+        if by is not None and last is None:
+            return Opening(None, "a run begins at the coordinator, which is away")
+        if not over and (pair := _unknown(said)) is not None:
+            return Opening(None, f"sites {state.names(pair)} are not connected yet")
+        here = {m.seat: m for m in state.members if m.seat in said}
+        haves = {s: p.have for s, p in said.items() if p.have is not None and (last is None or in_sync(here[s], p.have))}
+        current = {s: h for s, h in haves.items() if last is not None and _of(last, s, h)}
+        members = _reaching(said, state.inside, lambda s: (s in current, s in haves))
+        if len(members) < state.spec.min_sites:
+            return Opening(
+                None,
+                f"{len(members)} sites ask for a session and reach each other ({state.names(members)}), it needs {state.spec.min_sites}"
+                + self._absent(state, members),
+            )
+        told = frozenset(s for s in members & haves.keys() if here[s].bootstrap)
+        inside = state.inside
+        absent = inside - said.keys() - _lost(said, inside)
+        if absent and not (over and state.spec.quorum == "deadline"):
+            return Opening(None, f"the session waits for {state.names(absent)}")
+        begins = last is None or not (inside & members and current.keys() & members)
+        if begins and absent | (inside - members):
+            return Opening(None, f"the state of the run is with {state.names(absent | (inside - members))}: the session waits for them")
+        if (state.spec.elects or by is not None) and last is not None and not (begins and told and by is None):
+            held = frozenset(s for s in members if here[s].ever or s in haves)
+            if not _half(state, held, more=by is not None):
+                base = frozenset(state.base or last.members) - frozenset(state.left)
+                return Opening(
+                    None,
+                    f"{len(held & base)} of the {len(base)} sites of the last session are here: too few to go on, without "
+                    f"{state.names(base - held)}",
+                )
+        ready = {s: h for s, h in (haves if begins else current).items() if s in members}
+        if begins and (why := self._too_early(state, members, ready, told, over)):
+            return Opening(None, why)
+        best = max((ready[s] for s in told or ready), key=lambda h: (h.session, h.round)) if begins else max(ready.values(), key=_rounds)
+        opening = self._open(state, members, haves, ready, best, told, begins and last is not None, by)
+        return opening._replace(late=(absent | said.keys()) - members)
+
+    def _open(
+        self,
+        state: Membership,
+        members: frozenset[int],
+        haves: Mapping[int, Have],
+        ready: Mapping[int, Have],
+        best: Have,
+        told: frozenset[int],
+        again: bool,
+        by: int | None,
+    ) -> Opening:
+        last, spec = state.session, state.spec
+        begins = again or last is None
+        top = {s: h.digest for s, h in ready.items() if h.round == best.round and (not begins or h.session == best.session)}
+        digest: str | None = None
+        if spec.synchronous or (last is None and best.round == 0):
+            digest = _agreed(top, told, majority=last is not None)
+            if digest is None:
+                who = {d: state.names(s for s in top if top[s] == d) for d in sorted(set(top.values()))}
+                listed = "; ".join(f"{d[:12]}: {names}" for d, names in who.items())
+                return Opening(
+                    None, f"the sites hold different states after {best.round} rounds ({listed}): start one of them with bootstrap"[:1000]
+                )
+        diverged = frozenset(s for s in top if digest not in (None, top[s]))
+        donors = top.keys() - diverged
+        if digest is not None:
+            donors |= {s for s in members & haves.keys() if haves[s].round == best.round and haves[s].digest == digest}
+        number = last.number + 1 if last is not None else max(self._said[s][0].number for s in members)
+        session = Session(
+            number=number,
+            generation=state.generation + again,
+            epoch=state.epoch,
+            round=best.round,
+            members=tuple(sorted(members)),
+            donors=tuple(sorted(donors)),
+            digest=digest if spec.synchronous else None,
+            by=by,
+        )
+        held = frozenset(members & haves.keys()) if last is not None else frozenset(donors)
+        return Opening(session, held=held, diverged=diverged)
+
+    @staticmethod
+    def _too_early(state: Membership, members: frozenset[int], ready: Mapping[int, Have], told: frozenset[int], over: bool) -> str:
+        """Why the run does not begin (again) yet; empty: it does."""
+        last, spec = state.session, state.spec
+        if told:
+            return ""
+        if last is None:
+            wanted = spec.seats if spec.founders is None else spec.founders
+            return "" if len(ready) >= wanted else f"{len(ready)} of {wanted} sites with a state are here ({len(members)} in all)"
+        if not ready:
+            return "nobody is here who held the state of the run"
+        best = max(ready.values(), key=lambda h: (h.session, h.round))
+        most = 2 * len(frozenset(last.members) & ready.keys()) > len(last.members)
+        if not (missing := frozenset(last.members) - members) or (
+            over and most and (best.session == last.number or best.round >= last.round)
+        ):
+            return ""
+        return (
+            f"no process of session {last.number} is left, and {state.names(missing)} may have the latest state: "
+            "start them again, or one of the others with bootstrap"
+        )
+
+    def _valid(self, state: Membership) -> dict[int, Propose]:
+        """What was said by processes that are there."""
+        boots, last = {m.seat: m.boot for m in state.living}, state.session.number if state.session is not None else 0
+        return {s: p for s, (p, _) in sorted(self._said.items()) if boots.get(s) == p.caller.boot and p.number > last}
+
+    @staticmethod
+    def _absent(state: Membership, members: frozenset[int]) -> str:
+        wanted = frozenset(m.seat for m in state.members) if state.session is None else frozenset(state.session.members)
+        return f"; without {state.names(wanted - members)}" if wanted - members else ""
+
+
+def _rounds(have: Have) -> int:
+    return have.round
+
+
+def _of(last: Session, seat: int, have: Have) -> bool:
+    """Whether a state is one of the latest session: made or got in it, or that from which it began."""
+    if have.session == last.number:
+        return seat in last.members and have.round >= last.round
+    return seat in last.donors and have.round == last.round and last.digest in (None, have.digest)
+
+
+def _half(state: Membership, seats: Iterable[int], *, more: bool) -> bool:
+    """Whether half of those of the last session that was entered are among these; or more."""
+    base = frozenset(state.base or (state.session.members if state.session is not None else ())) - frozenset(state.left)
+    n = 2 * len(base & frozenset(seats))
+    return n > len(base) if more else n >= len(base)
+
+
+def _lost(said: Mapping[int, Propose], inside: frozenset[int]) -> frozenset[int]:
+    """Whom those of a session who have proposed have all lost, where they are more than half."""
+    words = [frozenset(said[s].gone) for s in inside & said.keys()]
+    return frozenset.intersection(*words) if 2 * len(words) > len(inside) else frozenset()
+
+
+def _unknown(said: Mapping[int, Propose]) -> tuple[int, int] | None:
+    """Two sites of which one does not know yet whether it reaches the other."""
+    known = {s: {s, *p.alive, *p.gone} for s, p in said.items()}
+    return next(((i, j) for i in said for j in said if i < j and not (j in known[i] and i in known[j])), None)
+
+
+def _reaching(said: Mapping[int, Propose], inside: frozenset[int], worth: Callable[[int], tuple[bool, ...]]) -> frozenset[int]:
+    """Sites that all reach each other. As long as some do not, one of these goes: one that is not inside, then the one that reaches the
+    fewest, then the least worth, then the highest seat."""
+    reached = {s: (frozenset(p.alive) - frozenset(p.gone)) & said.keys() - {s} for s, p in said.items()}
+    links = {s: frozenset(j for j in reached[s] if s in reached[j]) for s in said}
+    left = frozenset(said)
+    while lacking := [s for s in left if len(links[s] & left) < len(left) - 1]:
+        left -= {min(lacking, key=lambda s: (s in inside, len(links[s] & left), worth(s), -s))}
+    return left
+
+
+def _agreed(digests: Mapping[int, str], told: frozenset[int], *, majority: bool) -> str | None:
+    """The state that is the run's: the only one, that of those who were told, or that of more than half."""
+    for some in ({digests[s] for s in told & digests.keys()}, set(digests.values())):
+        if len(some) == 1:
+            return some.pop()
+    (first, n), *_ = Counter(digests.values()).most_common()
+    return first if majority and 2 * n > len(digests) else None
