@@ -141,10 +141,6 @@ def _facts(study: Study) -> dict[str, Any]:
     parameters = sum(part.numel for part in job.layout)
     return {
         "title": f"Losses of a {job.config.model.preset} model ({parameters / 1e6:.2f}M parameters)",
-        "base": dict(study.base),
-        "grid": {key: list(values) for key, values in study.grid.items()},
-        "trials": study.trials,
-        "tune_seed": study.tune_seed,
-        "seeds": list(study.seeds),
+        **study.facts(),
         "tokens": job.method.total_tokens,
     }

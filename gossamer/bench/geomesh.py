@@ -120,11 +120,7 @@ def _facts(study: Study, target: float) -> dict[str, Any]:
         raise RunFailed("DiLoCo's loss is not a number, so there is no target: see its cells")
     return {
         "title": f"Losses of a {job.config.model.preset} model (0.14M parameters); clock and bytes charged as {job.charged_as}",
-        "base": dict(study.base),
-        "grid": {key: list(values) for key, values in study.grid.items()},
-        "trials": study.trials,
-        "tune_seed": study.tune_seed,
-        "seeds": list(study.seeds),
+        **study.facts(),
         "target_loss": target,
         "tokens": job.method.total_tokens,
     }

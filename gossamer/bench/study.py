@@ -53,6 +53,16 @@ class Study:
     processes: int = 1
     console: Console | None = None
 
+    def facts(self) -> dict[str, Any]:
+        """What was fixed before any run, for the result file."""
+        return {
+            "base": dict(self.base),
+            "grid": {key: list(values) for key, values in self.grid.items()},
+            "trials": self.trials,
+            "tune_seed": self.tune_seed,
+            "seeds": list(self.seeds),
+        }
+
     def config(self, row: Row, tuned: Mapping[str, Value], seed: int) -> Config:
         """The run of a row."""
         values = {**row.settings, **tuned, "seed": seed, "name": row.title}
