@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from gossamer.app.job import resolve
 from gossamer.net.launch import launch
 
 HERE = Path(__file__).parent
+PATHS = {"PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE)])}
 SPEEDS = (1.0, 0.5, 0.4, 0.3)
 
 
@@ -45,7 +47,7 @@ def test_balanced_work_ends_the_waiting_for_stragglers(tmp_path: Path, monkeypat
     assert uniform.tokens_per_round == balanced.tokens_per_round and balanced.steps[0] > 3 * balanced.steps[3]
     said: list[str] = []
     command = [sys.executable, str(HERE / "real_worker.py"), str(tmp_path), *map(str, configs)]
-    assert launch(4, command, tmp_path / "logs", say=said.append, env={"PYTHONPATH": str(HERE)}) == 0, said
+    assert launch(4, command, tmp_path / "logs", say=said.append, env=PATHS) == 0, said
     real = [json.loads((tmp_path / f"worker-{i}.json").read_text()) for i in range(4)]
     share = {c.stem: sum(r[c.stem]["straggler_idle_s"] / r[c.stem]["wall_s"] for r in real) / 4 for c in configs}
     assert share["awb"] * 5 <= share["uniform"], share

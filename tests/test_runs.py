@@ -24,6 +24,7 @@ from gossamer.net.launch import launch
 from gossamer.report import page, read, table
 
 HERE = Path(__file__).parent
+PATHS = {"PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE)])}
 METHODS: dict[str, dict[str, object]] = {
     "diloco": {"method__name": "diloco"},
     "geomesh": {"method__name": "geomesh", "plan__name": '"proportional"', "plan__steps": 4},
@@ -69,7 +70,7 @@ def test_real_processes_end_with_the_bits_of_the_simulation(n: int, names: list[
         configs[-1].write_text(dump(load([], sets)))
     command = [sys.executable, str(HERE / "real_worker.py"), str(tmp_path), *map(str, configs)]
     said: list[str] = []
-    assert launch(n, command, tmp_path / "logs", say=said.append, env={"PYTHONPATH": str(HERE)}) == 0, said
+    assert launch(n, command, tmp_path / "logs", say=said.append, env=PATHS) == 0, said
     real = [json.loads((tmp_path / f"worker-{i}.json").read_text()) for i in range(n)]
     for config in configs:
         want = summary(simulate(resolve(load([config])), tmp_path / "sim" / config.stem, quiet=True).path)
