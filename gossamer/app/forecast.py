@@ -62,7 +62,7 @@ def forecast(job: Job, net: Net | None = None) -> Forecast:
     p = predict(job.method, net or Net(job.fleet), job.layout, costs)
     return Forecast(
         p.round_s, p.compute_s.tolist(), p.exchange_s.tolist(), p.straggler_s.tolist(), p.network_s.tolist(), p.wall_s.tolist(),
-        [p.sent_bytes] * job.n,
+        p.sent_bytes.tolist(),
     )  # fmt: skip
 
 

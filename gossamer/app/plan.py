@@ -17,6 +17,7 @@ from gossamer.app.workload import costs_of, micro_batch, plan_name, unhidden_of
 from gossamer.core.awb import Balance
 from gossamer.core.compensate import changes_peers
 from gossamer.core.consensus import exact, rate, rounds_to, worst_rate
+from gossamer.core.exchange import Hub
 from gossamer.core.outer import Gossip
 from gossamer.core.predict import unhidden_s
 from gossamer.core.tree import numel
@@ -102,6 +103,7 @@ def _run_lines(job: Job, seen: Forecast) -> Iterator[str]:
     yield (
         f"model: {count(parameters)} parameters; a worker sends {sent / 1e6:.2f} MB a round ({sent / (4 * parameters):.3f} x fp32)"
         + (f", charged as {sent * job.bytes_charge / 1e6:.1f} MB" if job.charged_as else "")
+        + (f", in the mean; the hub is worker {method.exchange.at}" if isinstance(method.exchange, Hub) else "")
     )
     yield (
         f"mean: utilisation {100 * seen.utilisation:.1f} %, straggler idle {100 * seen.straggler:.1f} %, "

@@ -17,7 +17,7 @@ from gossamer.core.codec import Fp32
 from gossamer.core.codec.base import Codec, Format
 from gossamer.core.codec.pair import PairCodec
 from gossamer.core.errors import BadInput
-from gossamer.core.exchange import Exchange, Gather, Ring
+from gossamer.core.exchange import Exchange, Gather, Hub, Ring, Shard
 from gossamer.core.feedback import Feedback
 from gossamer.core.guard import Guard
 from gossamer.core.inner import Inner
@@ -168,11 +168,13 @@ class Method:
                 f"a mean weighted by {self.weights!r} is over all workers, but the topology is {type(self.topology).__name__}: "
                 "use the complete topology, or weights 'mixing'"
             )
-        if self.exchange.everybody and not (complete and self.synchronous):
+        if not isinstance(self.exchange, Gather) and not (complete and self.synchronous):
             raise BadInput(
                 f"exchange {type(self.exchange).__name__.lower()} needs the complete topology and uniform or token weights: use gather"
             )
-        if self.feedback and self.feedback.at_mean and not self.exchange.meets:
+        if isinstance(self.exchange, Hub) and not 0 <= self.exchange.at < self.n:
+            raise BadInput(f"the hub is worker {self.exchange.at}, but workers are 0 to {self.n - 1}: name one of them")
+        if self.feedback and self.feedback.at_mean and not isinstance(self.exchange, Shard):
             raise BadInput(
                 "error feedback at the mean is for an exchange that encodes the mean again, which "
                 f"{type(self.exchange).__name__.lower()} does not: use exchange shard, or error feedback at the worker"

@@ -19,10 +19,11 @@ import numpy as np
 
 from gossamer.core.awb import continuous
 from gossamer.core.errors import BadInput
-from gossamer.core.exchange import Ring, Shard
+from gossamer.core.exchange import Hub, Ring, Shard
 from gossamer.core.fleet import Fleet
 from gossamer.core.fragment import fragments
 from gossamer.core.method import Method
+from gossamer.core.star import inward, outward
 from gossamer.core.topology import KEPT, Complete, Topology
 from gossamer.core.tree import Layout, numel
 from gossamer.core.wires import Arrival, Free, Net, Seconds, Walk, by_law, everybody, together
@@ -67,8 +68,8 @@ class Prediction:
     network_s: Seconds
     exchange_s: Seconds
     """What the exchange takes when all finish their steps together, hidden or not."""
-    sent_bytes: float
-    """Bytes on the clock that a worker sends, headers included (the mean over workers)."""
+    sent_bytes: Seconds
+    """Bytes on the clock that each worker sends, headers included (of a shard and a ring the mean over workers)."""
 
     @property
     def utilisation(self) -> Seconds:
@@ -102,13 +103,25 @@ class _Sizes:
         whole = costs.header_bytes + method.wire.nbytes(layout)
         sliced = method.exchange.everybody
         sent = method.exchange.sent_bytes(method.wire, layout, 0, n, costs.header_bytes) if sliced else self.degree * whole
-        self.sent = costs.charge * sent
+        self.waves: tuple[float, ...] = ()
+        """What a hub sends to each other worker, in order."""
+        if isinstance(method.exchange, Hub):
+            sent = whole if n > 1 else 0
+            self.waves = tuple(costs.charge * b for b in method.exchange.hands(method.codec, layout, n, costs.header_bytes))
+        self.sent = np.full(n, costs.charge * sent)
+        if isinstance(method.exchange, Hub):
+            self.sent[method.exchange.at] = (n - 1) * sum(self.waves)
         self.message = costs.charge * (sent / max(1, 2 * (n - 1)) if sliced else whole)
         """Bytes of one message: all of the fragment, or a slice of it."""
         self.pass_s = costs.charge * 4 * numel(layout) / per_s
         """Seconds of one pass over it: encoding it, or decoding it once."""
-        passes = {Ring: 2 * (n - 1) / n + 1, Shard: 2 + 1 / n}.get(type(method.exchange), self.degree + 1)
-        self.heard_s = (passes + _OUTER) * self.pass_s
+        means = len(self.waves) == n  # the hub forms the mean
+        self.meets_s = (n + 1) * self.pass_s if means else 0.0
+        """Seconds of decoding and encoding at the hub before it sends."""
+        self.decoded = 1 if isinstance(method.exchange, Shard) or means else self.degree + 1
+        """Packets with all of it that are decoded on landing, or as much."""
+        passes = {Ring: 2 * (n - 1) / n + 1, Shard: 2 + 1 / n}.get(type(method.exchange), self.decoded)
+        self.heard_s = (passes + _OUTER) * self.pass_s + self.meets_s
         """Seconds of decoding and the outer step (and, of a shard, of encoding its mean)."""
 
 
@@ -127,6 +140,7 @@ class _Clock:
     def _clear(self) -> None:
         self._free = Free.new(self._n)
         self._straggler, self._network = np.zeros((2, self._n))
+        self._ready_s = 0.0
 
     def run(self, asked: int = 0) -> Prediction:
         """Rounds until the pace is steady, then one; or, where peers change, the mean of all."""
@@ -151,7 +165,7 @@ class _Clock:
             straggler_s=straggler_s,
             network_s=network_s,
             exchange_s=exchange_s,
-            sent_bytes=sum(p.sent for p in self._parts),
+            sent_bytes=np.sum([p.sent for p in self._parts], axis=0),
         )
 
     def _rounds(self) -> list[Seconds]:
@@ -194,10 +208,18 @@ class _Clock:
         """What is said at `launch_s` arrives."""
         if self._n == 1 or isinstance(self._method.exchange, Ring):  # a ring begins to send when it begins to listen
             return Arrival(np.full(self._n, -np.inf), ready_s)
+        if isinstance(self._method.exchange, Hub):
+            self._ready_s = float(ready_s.max())
+            return inward(self._net, self._free, self._method.exchange.at, launch_s, ready_s, part.message)
         return everybody(self._net, self._free, launch_s, ready_s, part.message)
 
     def _met(self, part: _Sizes, arrival: Arrival, at_s: Seconds) -> tuple[Arrival, Seconds]:
-        """Halfway: of a shard, its mean is formed and sent. Returns what comes now, and when that was done."""
+        """Halfway: of a shard, its mean is formed and sent; a hub hands on. Returns what comes now, and when that was done."""
+        if isinstance(self._method.exchange, Hub) and self._n > 1:
+            hub = self._method.exchange.at
+            met_s = self._wait(at_s, arrival)
+            met_s[hub] += part.meets_s
+            return outward(self._net, self._free, hub, float(met_s[hub]), self._ready_s, part.waves), met_s
         if not isinstance(self._method.exchange, Shard):
             return arrival, at_s
         at_s = self._wait(at_s, arrival) + (1 + 1 / self._n) * part.pass_s
@@ -210,8 +232,7 @@ class _Clock:
         exchange = self._method.exchange
         if isinstance(exchange, Ring):
             return self._ring(part, arrival.ready_s, at_s) + (1 + _OUTER) * part.pass_s
-        decoded = 1 if isinstance(exchange, Shard) else part.degree + 1
-        return self._wait(at_s, arrival) + (decoded + _OUTER) * part.pass_s
+        return self._wait(at_s, arrival) + (part.decoded + _OUTER) * part.pass_s
 
     def _wait(self, at_s: Seconds, arrival: Arrival) -> Seconds:
         """Waits, and says for whom: until the sender was ready a straggler, from then on the network."""
@@ -278,6 +299,7 @@ def unhidden_s(method: Method, net: Net, layout: Layout, costs: Costs) -> list[f
         gossip   as gather, with u_i and d_i the means over the law of the graph (`gossamer.core.wires.by_law`)
         shard    c_i = u_i + max(max_j (d_j + u_j), 2 d_i)    then everybody waits for the slowest worker's slice
         ring     the same for all: 2 (n - 1) hops over the slowest
+        hub      c_i = u_i + what the hub's answer takes from its start to i; 0 for the hub itself
 
     With overlap that share of a round's steps hides it, once for each fragment. Encoding, decoding and outer steps are alike for all and
     left out: only differences of c_i matter to a plan. Only +, -, *, /, max and an exact sum are used: all machines find the same numbers.
@@ -291,6 +313,12 @@ def unhidden_s(method: Method, net: Net, layout: Layout, costs: Costs) -> list[f
     if isinstance(method.exchange, Ring):
         hop_s = float((np.maximum(np.maximum(one_up, one_down), slow_s) + far_s).max())
         c = np.full(n, 2 * (n - 1) * hop_s)
+    elif isinstance(method.exchange, Hub):
+        hub = method.exchange.at
+        to_hub = net.place, net.place[hub]
+        u = sizes.message * np.maximum(net.up, net.link_s[to_hub]) + net.delay_s[to_hub]
+        c = u + outward(net, Free.new(n), hub, 0.0, 0.0, sizes.waves).heard_s
+        c[hub] = 0.0
     elif not sizes.all_hear:
         u, d = by_law(net, of_law(method.topology), sizes.message, rounds_of_law(n))
         c = u + np.maximum(0.0, d - float(u.min()))

@@ -9,17 +9,19 @@ from gossamer.core.cadence import Cadence
 from gossamer.core.codec import Bf16, Fp16, Fp32, Int8, Sign, TopK
 from gossamer.core.codec.base import Codec
 from gossamer.core.errors import BadInput
-from gossamer.core.exchange import Exchange, Gather, Ring, Shard
+from gossamer.core.exchange import Exchange, Gather, Hub, Ring, Shard
 from gossamer.core.feedback import Feedback
 from gossamer.core.inner import Lion
 from gossamer.core.method import Method
 from gossamer.core.outer import Average, GradientMean, OuterSGD
 from gossamer.core.replan import Replan
+from gossamer.core.star import best_connected
 from gossamer.core.topology import Complete
+from gossamer.core.tree import Part
 from gossamer.recipes.setting import ADAMW, Setting
 
 CodecName = Literal["fp32", "fp16", "bf16", "int8", "sign", "topk"]
-ExchangeName = Literal["auto", "gather", "shard", "ring"]
+ExchangeName = Literal["auto", "gather", "shard", "ring", "hub"]
 MeanWeights = Literal["uniform", "tokens"]
 Correction = Literal["none", "work"]
 ErrorFeedback = Literal["none", "worker", "mean", "both"]
@@ -28,9 +30,24 @@ _CODECS: dict[str, Codec] = {"fp32": Fp32(), "fp16": Fp16(), "bf16": Bf16(), "in
 _EXCHANGES: dict[str, Exchange] = {"gather": Gather(), "shard": Shard(), "ring": Ring()}
 
 
-def _exchange(name: ExchangeName, codec: Codec) -> Exchange:
+def _exchange(setting: Setting, name: ExchangeName, codec: Codec, hub: int) -> Exchange:
     """`auto` chooses only among routes of equal mathematics: shard where the codec is lossless, else gather."""
+    if name == "hub":
+        return Hub(_best(setting, codec) if hub == -1 else hub)
+    if hub != -1:
+        raise BadInput(f'hub = {hub} names the worker in the middle of exchange "hub", and exchange is "{name}": set it, or leave hub out')
     return _EXCHANGES[("gather" if codec.lossy else "shard") if name == "auto" else name]
+
+
+def _best(setting: Setting, codec: Codec) -> int:
+    """The best-connected worker, for what the codec makes of a matrix of a million."""
+    if setting.n == 1:
+        return 0
+    if setting.rates is None:
+        raise BadInput("the best-connected worker is found by the fleet's links, and there is no fleet: name the hub")
+    layout = (Part("million", 1_000_000, 0, 1_000_000, 1000),)
+    handed = sum(Hub(0).hands(codec, layout, setting.n, 0)) / codec.nbytes(layout)
+    return best_connected(setting.rates(), handed)
 
 
 def _feedback(at: ErrorFeedback | bool) -> Feedback | None:
@@ -49,6 +66,7 @@ def diloco(
     weights: MeanWeights = "uniform",
     codec: CodecName = "fp32",
     exchange: ExchangeName = "auto",
+    hub: int = -1,
     overlap: float = 0.0,
     eager: bool = False,
     fragments: int = 1,
@@ -58,7 +76,8 @@ def diloco(
 ) -> Method:
     """DiLoCo (Douillard et al. 2023, arXiv 2311.08105): D = sum_i w_i (x - y^i), then Nesterov on D.
 
-    Sends 2 (n - 1) / n * 4 P bytes a worker and round. A codec that loses bits goes by `gather`, unless `shard` is asked for.
+    Sends 2 (n - 1) / n * 4 P bytes a worker and round. A codec that loses bits goes by `gather`, unless `shard` is asked for. `hub` is the
+    worker in the middle of exchange "hub", a star (`gossamer.core.exchange.Hub`); -1: the best-connected by the fleet's links.
 
     `overlap`, `eager` and `fragments` say when what lands (`Cadence`).
     `replan` is the predicted gain from which the work is planned anew from measured step times (`gossamer.core.replan`), 0 for never.
@@ -72,7 +91,7 @@ def diloco(
         topology=Complete(setting.n),
         outer=OuterSGD(outer_lr, outer_momentum, nesterov, correction),
         rounds=setting.rounds,
-        exchange=_exchange(exchange, _CODECS[codec]),
+        exchange=_exchange(setting, exchange, _CODECS[codec], hub),
         codec=_CODECS[codec],
         weights=weights,
         cadence=Cadence(overlap, fragments, eager),
@@ -89,6 +108,7 @@ def streaming_diloco(
     weights: MeanWeights = "uniform",
     codec: CodecName = "fp32",
     exchange: ExchangeName = "auto",
+    hub: int = -1,
     fragments: int = 4,
     overlap: float = 0.25,
 ) -> Method:
@@ -100,20 +120,20 @@ def streaming_diloco(
     """
     base = diloco(
         setting, outer_lr=outer_lr, outer_momentum=outer_momentum, nesterov=nesterov, weights=weights, codec=codec, exchange=exchange,
-        overlap=overlap, fragments=fragments,
+        hub=hub, overlap=overlap, fragments=fragments,
     )  # fmt: skip
     return replace(base, name="streaming_diloco")
 
 
-def local_sgd(setting: Setting, *, weights: MeanWeights = "tokens", exchange: ExchangeName = "auto") -> Method:
+def local_sgd(setting: Setting, *, weights: MeanWeights = "tokens", exchange: ExchangeName = "auto", hub: int = -1) -> Method:
     """Local SGD, federated averaging (Stich 2019; McMahan et al. 2017): x <- sum_i w_i y^i."""
-    return replace(diloco(setting, weights=weights, exchange=exchange), name="local_sgd", outer=Average())
+    return replace(diloco(setting, weights=weights, exchange=exchange, hub=hub), name="local_sgd", outer=Average())
 
 
-def ddp(setting: Setting, *, exchange: ExchangeName = "auto") -> Method:
+def ddp(setting: Setting, *, exchange: ExchangeName = "auto", hub: int = -1) -> Method:
     """Data parallelism: every step, the inner optimizer acts on the mean gradient, weighted by tokens. A round is one step; the
     setting's rounds times steps give the number of rounds."""
-    base = diloco(setting.one_step("ddp"), weights="tokens", exchange=exchange)
+    base = diloco(setting.one_step("ddp"), weights="tokens", exchange=exchange, hub=hub)
     return replace(base, name="ddp", outer=GradientMean())
 
 
@@ -128,6 +148,7 @@ def geomesh(
     embeddings: Literal["row", "same"] = "row",
     error_feedback: ErrorFeedback | bool = "none",
     exchange: ExchangeName = "auto",
+    hub: int = -1,
     overlap: float = 0.0,
     eager: bool = False,
     fragments: int = 1,
@@ -148,8 +169,8 @@ def geomesh(
     if codec != "sign" and magnitude != "tensor":
         raise BadInput(f"magnitude {magnitude!r} belongs to codec sign, not {codec}: leave it out")
     base = diloco(
-        setting, outer_lr=outer_lr, outer_momentum=outer_momentum, weights=weights, codec=codec, exchange=exchange, overlap=overlap,
-        eager=eager, fragments=fragments, replan=replan, replan_smoothing=replan_smoothing, correction=correction,
+        setting, outer_lr=outer_lr, outer_momentum=outer_momentum, weights=weights, codec=codec, exchange=exchange, hub=hub,
+        overlap=overlap, eager=eager, fragments=fragments, replan=replan, replan_smoothing=replan_smoothing, correction=correction,
     )  # fmt: skip
     return replace(
         base,
@@ -168,6 +189,8 @@ def sparse_loco(
     share: float = 1 / 32,
     chunk: int = 4096,
     values: Literal["fp32", "fp16", "bf16"] = "bf16",
+    exchange: Literal["gather", "hub"] = "gather",
+    hub: int = -1,
 ) -> Method:
     """SparseLoCo (arXiv 2508.15706): e <- decay * e + D; the largest `share` of each chunk is sent; e -= sent; x -= lr * mean(sent).
 
@@ -175,4 +198,5 @@ def sparse_loco(
     """
     codec = TopK(share=share, chunk=chunk, values=values)
     base = diloco(setting, outer_lr=outer_lr, outer_momentum=0.0, nesterov=False, exchange="gather")
-    return replace(base, name="sparse_loco", codec=codec, feedback=Feedback(decay) if codec.lossy else None)
+    route = _exchange(setting, exchange, codec, hub)
+    return replace(base, name="sparse_loco", codec=codec, exchange=route, feedback=Feedback(decay) if codec.lossy else None)

@@ -259,7 +259,9 @@ def _pack_stream(stream: Stream, name: str, tensors: dict[str, Tensor]) -> dict[
         packed["pending"] = {"round": pending.round, "y": list(pending.y), "own": own, "met": None}
         if met := pending.met:
             by_worker = {"weights": list(met.weights.items()), "step_s": list(met.step_s.items())}
-            packed["pending"]["met"] = {"mean": packet(f"mean/{name}", met.mean), "refused": list(met.refused), **by_worker}
+            mean = None if met.mean is None else packet(f"mean/{name}", met.mean)
+            handed = [packet(f"handed/{name}/{k}", p) for k, p in enumerate(met.handed)]
+            packed["pending"]["met"] = {"mean": mean, "refused": list(met.refused), "handed": handed, **by_worker}
     return packed
 
 
@@ -296,7 +298,9 @@ def _unpack_stream(packed: Mapping[str, Any], name: str, tensors: Mapping[str, T
     if p := packed["pending"]:
         own = {int(s): packet(f"own/{name}/{s}", about) for s, about in p["own"].items()}
         if m := p["met"]:
-            met = Met(packet(f"mean/{name}", m["mean"]), dict(m["weights"]), tuple(m["refused"]), dict(m["step_s"]))
+            mean = None if m["mean"] is None else packet(f"mean/{name}", m["mean"])
+            handed = tuple(packet(f"handed/{name}/{k}", about) for k, about in enumerate(m.get("handed", ())))
+            met = Met(mean, dict(m["weights"]), tuple(m["refused"]), dict(m["step_s"]), handed)
         pending = Pending(p["round"], own, {k: tensors[f"y/{k}"].to(device) for k in p["y"]}, met)
     return Stream(packed["norms"], packed["tokens"], pending)
 

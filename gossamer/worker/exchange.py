@@ -107,7 +107,7 @@ class _ShardPlan:
         return own
 
     def resend(self, seat: Seat, pending: Pending) -> Iterator[Send]:
-        if pending.met and seat.others:
+        if pending.met and pending.met.mean and seat.others:
             yield Send(seat.others, Tag.of(pending.round, Tag.MEAN), pending.met.mean, seat.content(seat.me))
         elif not pending.met:
             for j in seat.others:
@@ -146,7 +146,7 @@ class _ShardPlan:
 
     def hear(self, seat: Seat, pending: Pending, ready_round: int, like: Tree) -> Generator[Effect, Reply, Heard]:
         round, others, met = pending.round, seat.others, pending.met
-        assert met is not None
+        assert met is not None and met.mean is not None
         means = yield from gather(seat, Tag.of(round, Tag.MEAN), others, ready_round, dict.fromkeys(others, seat.everybody))
         means[seat.me] = met.mean
         mixed: Tree | None = None

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gossamer.core.codec.base import Format
 from gossamer.core.errors import BadInput, RunFailed
-from gossamer.core.exchange import Ring
+from gossamer.core.exchange import Hub, Ring
 from gossamer.core.method import Method
 from gossamer.core.tree import Layout
 from gossamer.worker.effects import Addr, Boundary, Content, Effect, Expect, Gather, Go, Program, Ready, Reply, Send, SiteSum, Span
@@ -39,6 +39,7 @@ def check_ranks(method: Method) -> None:
         (method.tiers is not None, f"{method.name}, which has servers: use a method without (diloco, geomesh, gasloc)"),
         (method.pair is not None, "a pair codec, whose repairs are between whole workers: use codec fp32"),
         (isinstance(method.exchange, Ring), "exchange ring: use shard or gather"),
+        (isinstance(method.exchange, Hub), "exchange hub: use shard or gather"),
         (method.feedback is not None and method.feedback.at_mean, "error feedback at the mean: use feedback at the worker, or none"),
     ):
         if faulty:

@@ -13,16 +13,18 @@ from gossamer.worker.packet import Packet
 
 
 class Met(NamedTuple):
-    """What the owner of a slice has done in the first phase of its exchange (shard)."""
+    """What has been done in the first phase of an exchange: by the owner of a slice (shard), or by the hub."""
 
-    mean: Packet
-    """The mean of the own slice, as sent to the others."""
+    mean: Packet | None
+    """The mean of the own slice, as sent to the others. Of a hub: that of everything, where it sends one."""
     weights: dict[Addr, float]
     """Who took part, with what weight."""
     refused: tuple[Addr, ...]
     """Whose contribution was refused by its sender's guard."""
     step_s: dict[Addr, float]
     """Seconds per inner step that each says it took."""
+    handed: tuple[Packet, ...] = ()
+    """Of a hub: what all have said, in id order, as it hands it on."""
 
 
 @dataclass
