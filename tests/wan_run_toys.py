@@ -57,7 +57,7 @@ class Field:
         process = self.processes[name] = self._spare.pop(0)
         assert process.stdin is not None
         process.stdin.write(json.dumps([str(self.root / f"{name}.log"), "wan", *arguments]).encode() + b"\n")
-        process.stdin.flush()
+        process.stdin.close()
 
     def coordinator(self) -> None:
         bind = f"127.0.0.1:{self.port}"
@@ -102,11 +102,35 @@ class Field:
         """Training loss of a seat, by round."""
         return {r["round"]: r["loss"] for r in self.records(site, lambda r: r["kind"] == "round" and r["worker"] == seat)}
 
+    def own(self, site: str) -> list[dict[str, Any]]:
+        """Records that a site has written so far."""
+        (folder,) = (self.root / "runs" / site / "workers").iterdir()
+        return RunFolder(folder).read_lines("metrics.jsonl")
+
+    def trains(self, site: str, rounds: int, timeout_s: float = 90.0) -> None:
+        """Waits until a site has completed so many rounds more."""
+        until_s = time.monotonic() + timeout_s
+        first = self._last(site)
+        while self._last(site) < first + rounds:
+            assert time.monotonic() < until_s and self.processes[site].poll() is None, self.log(site)
+            time.sleep(0.05)
+
+    def _last(self, site: str) -> int:
+        return max((r["round"] for r in self.own(site) if r["kind"] == "round"), default=0)
+
+    def stops(self, *sites: str) -> None:
+        """All are asked to leave, and do."""
+        for site in sites:
+            self.kill(site, signal.SIGTERM)
+        self.ends(*sites, code=128 + signal.SIGTERM)
+
     def close(self) -> None:
         for process in [*self.processes.values(), *self._spare]:
             if process.poll() is None:
                 process.kill()
             process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
 
 
 @contextmanager

@@ -7,16 +7,18 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 from rich.console import Console
 
 from gossamer.app.config import load
-from gossamer.app.folder import default_path
-from gossamer.app.job import resolve
-from gossamer.app.wan_site import Where
-from gossamer.app.wan_site import join as take_part
+from gossamer.app.folder import RunFolder, default_path
+from gossamer.app.job import Job, resolve
+from gossamer.app.metrics import check_unchanged, facts_of
+from gossamer.app.wan_site import Leaving, SiteRun, Where
 from gossamer.app.wan_spec import identity_of, secret_of
 from gossamer.core.errors import BadInput
 from gossamer.real.signals import handling
+from gossamer.train.data import Corpus
 from gossamer.wan.doors import Anybody
 from gossamer.wan.guard import Guard, caller_of
 from gossamer.wan.service import CoordinatorServer
@@ -52,13 +54,49 @@ def join(configs: Sequence[Path], sets: Sequence[str], where: Where, *, out: Pat
     path = out or (Path(job.config.run.out) if job.config.run.out else default_path(f"{job.title}-{where.site}"))
     if path.exists() and not path.is_dir():
         raise BadInput(f"the run folder {path} is a file: choose another with --out")
-    folder, whole = take_part(job, where, path)
+    folder, whole = _take_part(job, where, path)
     console = Console(highlight=False, soft_wrap=True)
     if whole:
         from gossamer.report import page
 
         console.print(f"report: {page.write_page([folder], folder / 'report.html')}", markup=False)
     console.print(f"run folder: {folder}", markup=False)
+
+
+def _take_part(job: Job, where: Where, out: Path) -> tuple[Path, bool]:
+    """Takes part in a wide-area run as one site, to its end.
+
+    Returns:
+        The site's run folder, and whether it has the records of all sites (the lowest one has).
+
+    Raises:
+        BadInput: what was given cannot be.
+        RunFailed: this site cannot go on. The others can.
+        SystemExit: 128 + signal, after a clean leave.
+    """
+    torch.set_num_threads(job.config.run.threads_per_worker)
+    job.pace_s(0)
+    corpus = job.corpus()
+    site = SiteRun(job, where, corpus)
+    try:
+        folder = _folder(job, out, corpus)
+        if folder.finished:
+            return folder.path, False
+        with handling(site.on_signal):
+            return folder.path, site.take_part(folder)
+    except Leaving as leaving:
+        raise SystemExit(128 + leaving.signal) from None
+    finally:
+        site.close()
+
+
+def _folder(job: Job, out: Path, corpus: Corpus) -> RunFolder:
+    """The site's own run folder: made, or gone on with."""
+    if not (out / "config.toml").is_file():
+        return RunFolder.create(out, job.config, facts_of(job, corpus, "wan"))
+    folder = RunFolder.existing(out)
+    check_unchanged(job, corpus, folder.facts())
+    return folder
 
 
 def _logs() -> None:

@@ -21,10 +21,10 @@ from rich.console import Console
 from gossamer.app.collect import STREAMS, merge
 from gossamer.app.folder import RunFolder
 from gossamer.app.job import Job
-from gossamer.app.metrics import check_unchanged, facts_of
 from gossamer.app.progress import Progress
 from gossamer.app.simulate import write_result
 from gossamer.app.wan_hooks import SiteHooks, finish
+from gossamer.app.wan_slow import Slow
 from gossamer.app.wan_spec import RosterOf, advertised, identity_of, link_settings, secret_of, spec_of, terms_of
 from gossamer.app.wan_state import Snapshot, bring, read_latest, take, write
 from gossamer.core.errors import RunFailed
@@ -32,7 +32,6 @@ from gossamer.core.tree import Tree, layout_hash, master
 from gossamer.real.board import PeerLost
 from gossamer.real.driver import run
 from gossamer.real.group import Group
-from gossamer.real.signals import handling
 from gossamer.train.compute import TrainBody
 from gossamer.train.data import Corpus
 from gossamer.wan.access import Peer
@@ -80,44 +79,8 @@ class Leaving(Exception):
         self.signal = signal
 
 
-def join(job: Job, where: Where, out: Path) -> tuple[Path, bool]:
-    """Takes part in a wide-area run as one site, to its end.
-
-    Returns:
-        The site's run folder, and whether it has the records of all sites (the lowest one has).
-
-    Raises:
-        BadInput: what was given cannot be.
-        RunFailed: this site cannot go on. The others can.
-        SystemExit: 128 + signal, after a clean leave.
-    """
-    torch.set_num_threads(job.config.run.threads_per_worker)
-    job.pace_s(0)
-    corpus = job.corpus()
-    site = SiteRun(job, where, corpus)
-    try:
-        folder = _folder(job, out, corpus)
-        if folder.finished:
-            return folder.path, False
-        with handling(site.on_signal):
-            return folder.path, site.take_part(folder)
-    except Leaving as leaving:
-        raise SystemExit(128 + leaving.signal) from None
-    finally:
-        site.close()
-
-
-def _folder(job: Job, out: Path, corpus: Corpus) -> RunFolder:
-    """The site's own run folder: made, or gone on with."""
-    if not (out / "config.toml").is_file():
-        return RunFolder.create(out, job.config, facts_of(job, corpus, "wan"))
-    folder = RunFolder.existing(out)
-    check_unchanged(job, corpus, folder.facts())
-    return folder
-
-
 class SiteRun:
-    """See `join`.
+    """One site, from its start to its end: `take_part`, then `close`.
 
     Raises:
         BadInput: what was given cannot be.
@@ -142,15 +105,13 @@ class SiteRun:
         self._lock = threading.Lock()
         self.states = StateServer(self._state_for)
         handlers: list[Any] = [self.states.handlers()]
-        self._make_client = lambda address: CoordinatorClient(
-            channel, self.spec, where.site, Card(address=address), bootstrap=where.bootstrap
-        )
         # The port must be known before the site joins, and the boot of the client before others ask for it.
         self.neighbours = Neighbours(where.site, self.doors, self._roster)
         handlers.append(self.neighbours.handlers())
         self.port = Port(bind, self.doors.access(self._name_of), handlers)
         in_loop(self.port.start())
-        self.client = self._client = self._make_client(advertised(bind, where.advertise, self.port.number, where.coordinator))
+        card = Card(address=advertised(bind, where.advertise, self.port.number, where.coordinator))
+        self.client = self._client = CoordinatorClient(channel, self.spec, where.site, card, bootstrap=where.bootstrap)
         self.neighbours.begin(self.client.caller.boot, self.client.timeouts)
         self.sessions = Sessions(self.client, alive=self.neighbours.alive, gone=self.neighbours.gone, ask=self.neighbours.ask)
         self.neighbours.on_ask = self.sessions.serve
@@ -276,7 +237,7 @@ class SiteRun:
             if self._asked is not None:
                 group.ask_stop(0)
             hooks.ask_stop, hooks.last_round = group.ask_stop, lambda: group.last_round
-            with _Slow(self, group):
+            with Slow(self.spec, self.deadline, self.neighbours, group):
                 state, _ = run(
                     peer(self.job.seat(me), state), self.body, hooks, group, start_s=hooks.now_s(), rounds0=session.round,
                     ahead=self.job.config.run.ahead, on_signal=self.on_signal,
@@ -340,14 +301,12 @@ class SiteRun:
             given = len(session.donors) < len(session.members) and me in session.donors
             self._session, self._opening = session, held if given else None
         if session.members[0] == me:
-            record = {"kind": "members", "round": session.round, "worker": me, "absent": self._absent(session), "session": session.number}
+            absent = [j for j in range(self.job.n) if j not in session.members]
+            record = {"kind": "members", "round": session.round, "worker": me, "absent": absent, "session": session.number}
             if session.number > 1:
                 hooks.add("metrics.jsonl", record)
         regroup(seat, state, session.members, session.donors)
         return state
-
-    def _absent(self, session: Session) -> list[int]:
-        return [j for j in range(self.job.n) if j not in session.members]
 
     def _heal(self, session: Session, held: Snapshot) -> State:
         """The state of a donor."""
@@ -439,46 +398,3 @@ class SiteRun:
 
     def _say(self, text: str) -> None:
         self._console.print(text, markup=False)
-
-
-class _Slow:
-    """Looks, while a session runs, for sites that are past the deadline (quorum = "deadline"): the others go on without them."""
-
-    def __init__(self, site: SiteRun, group: Group) -> None:
-        self._site, self._group = site, group
-        self._over = threading.Event()
-        on = site.spec.synchronous and site.spec.quorum == "deadline" and len(group.members) > site.spec.min_sites
-        self._thread = threading.Thread(target=self._look, daemon=True) if on else None
-
-    def __enter__(self) -> None:
-        if self._thread is not None:
-            self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        if self._thread is not None:
-            self._thread.join(2.0)
-
-    def _look(self) -> None:
-        site, group = self._site, self._group
-        seen = -1
-        while not self._over.wait(min(0.25, site.spec.floor_s / 20)):
-            round = group.board.round
-            ready_s = group.notes.ready_at(round)
-            if not ready_s or group.me not in ready_s:
-                continue
-            first_s = min(ready_s.values())
-            lacking = [j for j in group.members if j not in ready_s]
-            if not lacking:
-                if seen != round:
-                    seen = round
-                    for at_s in ready_s.values():
-                        site.deadline.arrived(at_s - first_s)
-                continue
-            waited_s = time.monotonic() - first_s
-            if waited_s > site.deadline.seconds and len(ready_s) >= site.spec.min_sites:
-                for _ in lacking:
-                    site.deadline.missed(waited_s)
-                site.neighbours.late(frozenset(lacking))
-                group.board.fail(PeerLost(lacking[0], round, f"past the deadline of {site.deadline.seconds:.3g} s"))
-                return
