@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from gossamer import BadInput, RunFailed, Stopped, __version__
-from gossamer.cli_wan import add_to
+from gossamer.cli_wan import LogFormat, Metrics, Relay, add_to
 
 app = typer.Typer(
     name="gossamer",
@@ -293,11 +293,16 @@ def wan_coordinator(
     bind: Annotated[str, typer.Option("--bind", metavar="HOST:PORT", help="Where to listen.")] = "127.0.0.1:7400",
     identity: Identity = None,
     secret: Secret = None,
+    relay: Annotated[
+        str | None, typer.Option("--relay", metavar="HOST:PORT", help="Let sites that can only dial out meet there.", show_default=False)
+    ] = None,
+    metrics: Metrics = None,
+    log_format: LogFormat = "text",
 ) -> None:
     """Keep the roster and the sessions of runs, until stopped."""
     from gossamer.app import wan_run
 
-    wan_run.coordinator(state, bind, identity=identity, secret=secret)
+    wan_run.coordinator(state, bind, identity=identity, secret=secret, relay=relay, metrics=metrics, log_format=log_format)
 
 
 @wan_app.command("join")
@@ -316,13 +321,16 @@ def wan_join(
     secret: Secret = None,
     out: Out = None,
     bootstrap: Annotated[bool, typer.Option("--bootstrap", help="Begin from the state of this site.")] = False,
+    relay: Relay = None,
+    metrics: Metrics = None,
+    log_format: LogFormat = "text",
 ) -> None:
     """Train as one site of a run, with the others. Called again with the same --out it goes on."""
     from gossamer.app import wan_run
-    from gossamer.app.wan_site import Where
+    from gossamer.app.wan_presence import Where
 
-    where = Where(site, coordinator, bind, advertise, identity, secret, bootstrap)
-    wan_run.join(configs or [], sets or [], where, out=out)
+    where = Where(site, coordinator, bind, advertise, identity, secret, bootstrap, relay, metrics)
+    wan_run.join(configs or [], sets or [], where, out=out, log_format=log_format)
 
 
 @wan_app.command("secret")

@@ -30,8 +30,8 @@ SITES = ("lyon", "oslo", "porto", "riga")
 class Field:
     """Processes of one run, in a folder of its own."""
 
-    def __init__(self, root: Path, sets: list[str], *, tls: bool = True) -> None:
-        self.root, self.sets, self.tls = root, sets, tls
+    def __init__(self, root: Path, sets: list[str], *, tls: bool = True, beside: tuple[str, ...] = ()) -> None:
+        self.root, self.sets, self.tls, self.beside = root, sets, tls, beside
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._spare: list[subprocess.Popen[bytes]] = []
         root.mkdir(parents=True, exist_ok=True)
@@ -61,14 +61,16 @@ class Field:
 
     def coordinator(self) -> None:
         bind = f"127.0.0.1:{self.port}"
-        self._start("coordinator", "coordinator", "--state", str(self.root / "runs.db"), "--bind", bind, *self._trust("coordinator"))
+        self._start(
+            "coordinator", "coordinator", "--state", str(self.root / "runs.db"), "--bind", bind, *self.beside, *self._trust("coordinator")
+        )
         if not self.port:
             self.port = int(self.says("coordinator", r"listening at port (\d+)"))
 
-    def join(self, *sites: str, more: tuple[str, ...] = ()) -> None:
+    def join(self, *sites: str, more: tuple[str, ...] = (), options: tuple[str, ...] = ()) -> None:
         for site in sites:
             where = ["--site", site, "--coordinator", f"127.0.0.1:{self.port}", "--out", str(self.root / "runs" / site)]
-            self._start(site, "join", *where, *self._trust(site), *flags([*self.sets, *more]))
+            self._start(site, "join", *where, *options, *self._trust(site), *flags([*self.sets, *more]))
 
     def log(self, name: str) -> str:
         path = self.root / f"{name}.log"
@@ -134,9 +136,9 @@ class Field:
 
 
 @contextmanager
-def field(root: Path, sets: list[str], *, tls: bool = True) -> Iterator[Field]:
+def field(root: Path, sets: list[str], *, tls: bool = True, beside: tuple[str, ...] = ()) -> Iterator[Field]:
     """A coordinator, and room for sites."""
-    found = Field(root, sets, tls=tls)
+    found = Field(root, sets, tls=tls, beside=beside)
     try:
         found.coordinator()
         yield found

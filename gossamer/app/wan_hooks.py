@@ -65,6 +65,8 @@ class SiteHooks:
         if name not in self._files:
             self._files[name] = JsonLines(self.records / name, every=64 if name.startswith("trace") else 1)
         self._files[name].add(record)
+        if name == "metrics.jsonl":
+            self.told(record)
 
     def close(self) -> None:
         """Closes the files; a stream without records is an empty file."""
@@ -126,6 +128,9 @@ class SiteHooks:
 
     trouble: Callable[[str], None] = staticmethod(lambda text: None)
     """Told what goes wrong without ending the run."""
+
+    told: Callable[[dict[str, Any]], None] = staticmethod(lambda record: None)
+    """Told each record of what the run does."""
 
     def _due(self, every: int, round: int) -> bool:
         return round == self.job.method.rounds or (every > 0 and round % every == 0)

@@ -7,6 +7,7 @@ import logging
 import sys
 import threading
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,7 +27,7 @@ from gossamer.wan.check import Check, Finding
 from gossamer.wan.dial import Dial
 from gossamer.wan.doors import Anybody
 from gossamer.wan.guard import AioGuard
-from gossamer.wan.records import RunStatus, SiteStatus, Status
+from gossamer.wan.records import RunStatus, Session, SiteStatus, Status
 from gossamer.wan.relay import RelayServer
 from gossamer.wan.relay_client import RelayClient
 from gossamer.wan.relay_messages import RelaySettings
@@ -260,6 +261,56 @@ def set_up_logs(format: Format, *, site: str, run: str, file: TextIO | None = No
     logger.setLevel(level)
     logger.propagate = False
     return place
+
+
+class SiteOps:
+    """What a site tells those who watch it: figures for Prometheus, and where it is, for its log.
+
+    Args:
+        metrics: host:port of the page; None: no page.
+        place: of the log.
+
+    Raises:
+        BadInput: the page's address cannot be bound.
+    """
+
+    def __init__(self, site: str, run: str, metrics: str | None, place: LogPlace | None) -> None:
+        self._place = place
+        self._traffic: Callable[[], Mapping[str, Any]] = dict
+        self._page = None
+        if metrics is not None:
+            from gossamer.wan.metrics import SiteMetrics
+
+            self._page = SiteMetrics(site, run, traffic=lambda: self._traffic())
+            self._page.serve(metrics)
+
+    def session(self, session: Session, why: str, traffic: Callable[[], Mapping[str, Any]]) -> None:
+        """A session has been entered. `traffic`: of its connections, by the names of the peers."""
+        self._traffic = traffic
+        if self._place is not None:
+            self._place.session, self._place.round = session.number, session.round
+        if self._page is not None:
+            self._page.session(session.number, session.generation, len(session.members), why)
+
+    def note(self, record: Mapping[str, Any]) -> None:
+        """A record of the site (docs/run-folder.md)."""
+        if record["kind"] == "round":
+            if self._place is not None:
+                self._place.round = record["round"]
+            if self._page is not None:
+                self._page.round_done(record["round"], loss=record["loss"], tokens=record["tokens"], seconds=record)
+        elif record["kind"] == "eval" and self._page is not None:
+            self._page.evaluated(record["loss"])
+
+    def coordinator(self, there: bool) -> None:
+        """Whether the coordinator answers."""
+        if self._page is not None:
+            self._page.coordinator(there)
+
+    def close(self) -> None:
+        """Ends the page."""
+        if self._page is not None:
+            self._page.close()
 
 
 class _Text(logging.Formatter):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -14,47 +15,76 @@ from gossamer.app.config import load
 from gossamer.app.folder import RunFolder, default_path
 from gossamer.app.job import Job, resolve
 from gossamer.app.metrics import check_unchanged, facts_of
-from gossamer.app.wan_site import Leaving, SiteRun, Where
-from gossamer.app.wan_spec import identity_of, secret_of
+from gossamer.app.wan_ops import Format, LogPlace, set_up_logs
+from gossamer.app.wan_presence import Where
+from gossamer.app.wan_site import Leaving, SiteRun
+from gossamer.app.wan_spec import identity_of, run_name, secret_of
 from gossamer.core.errors import BadInput
 from gossamer.real.signals import handling
 from gossamer.train.data import Corpus
+from gossamer.wan.dialback import check_handlers
 from gossamer.wan.doors import Anybody
-from gossamer.wan.guard import Guard, caller_of
+from gossamer.wan.guard import AioGuard, Guard, caller_of
+from gossamer.wan.metrics import CoordinatorMetrics
+from gossamer.wan.relay import RelayServer
 from gossamer.wan.service import CoordinatorServer
 from gossamer.wan.trust import Party, Terms
 
 
-def coordinator(state: Path, bind: str, *, identity: Path | None, secret: Path | None) -> None:
-    """`gossamer wan coordinator`: serves until Ctrl-C or SIGTERM. It serves any run whose sites know the secret."""
-    _logs()
+def coordinator(
+    state: Path,
+    bind: str,
+    *,
+    identity: Path | None,
+    secret: Path | None,
+    relay: str | None = None,
+    metrics: str | None = None,
+    log_format: Format = "text",
+) -> None:
+    """`gossamer wan coordinator`: serves until Ctrl-C or SIGTERM. It serves any run whose sites know the secret. With `relay`, sites that
+    can only dial out meet there."""
     known = secret_of(identity, secret)
+    if relay is not None and known is None:
+        raise BadInput(f"--relay {relay}: a relay wants the run secret: give --secret FILE, and --identity DIR off this machine")
     over = threading.Event()
+    beside: RelayServer | None = None
     state.parent.mkdir(parents=True, exist_ok=True)
     if known is None:
-        server = CoordinatorServer(state, bind)
+        set_up_logs(log_format, site="coordinator", run="-")
+        server = CoordinatorServer(state, bind, services=[check_handlers(lambda context: None, None)])
     else:
         mine, whole = identity_of(identity), known
-        guard = Guard(
-            mine.site if mine else "coordinator",
-            lambda run: Party(Terms(run, whole, None, None), Anybody()),
-            mine,
-        )
+        me = mine.site if mine else "coordinator"
+        set_up_logs(log_format, site=me, run="-")
+        find = lambda run: Party(Terms(run, whole, None, None), Anybody())  # noqa: E731
+        guard = Guard(me, find, mine)
         name = lambda context: caller_of(context).site  # noqa: E731
-        server = CoordinatorServer(state, bind, interceptors=[guard], listen=guard.listen, identify=name)
-    with server, handling(lambda number: over.set()):
+        services = [check_handlers(name, mine)]
+        server = CoordinatorServer(state, bind, interceptors=[guard], listen=guard.listen, identify=name, services=services)
+        if relay is not None:
+            beside = RelayServer(relay, AioGuard(me, find, mine))
+    with ExitStack() as stack:
+        stack.enter_context(server)
+        if beside is not None:
+            stack.callback(beside.close)
+        if metrics is not None:
+            page = CoordinatorMetrics(server.status, relay=None if beside is None else beside.counters)
+            page.serve(metrics)
+            stack.callback(page.close)
+        stack.enter_context(handling(lambda number: over.set()))
         print(f"coordinator: listening at port {server.port}, state in {state}", flush=True)
+        if beside is not None:
+            print(f"relay: listening at port {beside.port}", flush=True)
         over.wait()
 
 
-def join(configs: Sequence[Path], sets: Sequence[str], where: Where, *, out: Path | None) -> None:
+def join(configs: Sequence[Path], sets: Sequence[str], where: Where, *, out: Path | None, log_format: Format = "text") -> None:
     """`gossamer wan join`."""
-    _logs()
     job = resolve(load(configs, sets))
     path = out or (Path(job.config.run.out) if job.config.run.out else default_path(f"{job.title}-{where.site}"))
     if path.exists() and not path.is_dir():
         raise BadInput(f"the run folder {path} is a file: choose another with --out")
-    folder, whole = _take_part(job, where, path)
+    folder, whole = _take_part(job, where, path, set_up_logs(log_format, site=where.site, run=run_name(job), level=logging.WARNING))
     console = Console(highlight=False, soft_wrap=True)
     if whole:
         from gossamer.report import page
@@ -63,7 +93,7 @@ def join(configs: Sequence[Path], sets: Sequence[str], where: Where, *, out: Pat
     console.print(f"run folder: {folder}", markup=False)
 
 
-def _take_part(job: Job, where: Where, out: Path) -> tuple[Path, bool]:
+def _take_part(job: Job, where: Where, out: Path, place: LogPlace) -> tuple[Path, bool]:
     """Takes part in a wide-area run as one site, to its end.
 
     Returns:
@@ -77,7 +107,7 @@ def _take_part(job: Job, where: Where, out: Path) -> tuple[Path, bool]:
     torch.set_num_threads(job.config.run.threads_per_worker)
     job.pace_s(0)
     corpus = job.corpus()
-    site = SiteRun(job, where, corpus)
+    site = SiteRun(job, where, corpus, place)
     try:
         folder = _folder(job, out, corpus)
         if folder.finished:
@@ -97,7 +127,3 @@ def _folder(job: Job, out: Path, corpus: Corpus) -> RunFolder:
     folder = RunFolder.existing(out)
     check_unchanged(job, corpus, folder.facts())
     return folder
-
-
-def _logs() -> None:
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")

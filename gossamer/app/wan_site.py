@@ -11,9 +11,7 @@ import logging
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -24,8 +22,10 @@ from gossamer.app.job import Job
 from gossamer.app.progress import Progress
 from gossamer.app.simulate import write_result
 from gossamer.app.wan_hooks import SiteHooks, finish
+from gossamer.app.wan_ops import LogPlace, SiteOps
+from gossamer.app.wan_presence import Presence, Where
 from gossamer.app.wan_slow import Slow
-from gossamer.app.wan_spec import RosterOf, advertised, identity_of, link_settings, secret_of, spec_of, terms_of
+from gossamer.app.wan_spec import link_settings, spec_of
 from gossamer.app.wan_state import Snapshot, bring, read_latest, take, write
 from gossamer.core.errors import RunFailed
 from gossamer.core.tree import Tree, layout_hash, master
@@ -34,19 +34,13 @@ from gossamer.real.driver import run
 from gossamer.real.group import Group
 from gossamer.train.compute import TrainBody
 from gossamer.train.data import Corpus
-from gossamer.wan.access import Peer
 from gossamer.wan.calls import Away
-from gossamer.wan.client import CoordinatorClient
 from gossamer.wan.deadlines import Deadline
-from gossamer.wan.doors import Doors
-from gossamer.wan.listening import Port
 from gossamer.wan.loop import in_loop
 from gossamer.wan.messages import Refused
-from gossamer.wan.neighbours import Neighbours
-from gossamer.wan.records import Card, Plan, Report, Roster, Session
+from gossamer.wan.records import Plan, Report, Session
 from gossamer.wan.sessions import NotYet, Sessions
 from gossamer.wan.state_service import StateAsk, StateServer
-from gossamer.wan.trust import Party, host_of, is_loopback
 from gossamer.wan.wire import Links
 from gossamer.worker.peer import peer
 from gossamer.worker.regroup import regroup
@@ -57,19 +51,6 @@ _OVER = "over "
 """What the last site to have done everything leaves at the coordinator, with its name."""
 _OPEN_S = 1.0
 """An opening is asked for again so often, to look at signals in between."""
-
-
-@dataclass(frozen=True)
-class Where:
-    """Where a site is, and how it comes in."""
-
-    site: str
-    coordinator: str
-    bind: str | None = None
-    advertise: str | None = None
-    identity: Path | None = None
-    secret: Path | None = None
-    bootstrap: bool = False
 
 
 class Leaving(Exception):
@@ -86,33 +67,20 @@ class SiteRun:
         BadInput: what was given cannot be.
     """
 
-    def __init__(self, job: Job, where: Where, corpus: Corpus) -> None:
+    def __init__(self, job: Job, where: Where, corpus: Corpus, place: LogPlace | None = None) -> None:
         self.job, self.where, self.corpus = job, where, corpus
         self.spec = spec_of(job, corpus)
-        identity, secret = identity_of(where.identity), secret_of(where.identity, where.secret)
-        self._client: CoordinatorClient | None = None
-        party = None if secret is None else Party(terms_of(self.spec, secret), RosterOf(self._roster))
-        self.doors = Doors(where.site, party, identity)
-        channel = self.doors.coordinator(where.coordinator)
-        bind = where.bind
-        if bind is None and is_loopback(host_of(where.coordinator)):
-            bind = "127.0.0.1:0"
         self._console = Console(highlight=False, soft_wrap=True)
         self._asked: int | None = None
         self._group: Group | None = None
         self._opening: Snapshot | None = None  # what this site gives to those who need it
         self._session: Session | None = None
         self._lock = threading.Lock()
+        self._why = "start"
+        self.ops = SiteOps(where.site, self.spec.run, where.metrics, place)
         self.states = StateServer(self._state_for)
-        handlers: list[Any] = [self.states.handlers()]
-        # The port must be known before the site joins, and the boot of the client before others ask for it.
-        self.neighbours = Neighbours(where.site, self.doors, self._roster)
-        handlers.append(self.neighbours.handlers())
-        self.port = Port(bind, self.doors.access(self._name_of), handlers)
-        in_loop(self.port.start())
-        card = Card(address=advertised(bind, where.advertise, self.port.number, where.coordinator))
-        self.client = self._client = CoordinatorClient(channel, self.spec, where.site, card, bootstrap=where.bootstrap)
-        self.neighbours.begin(self.client.caller.boot, self.client.timeouts)
+        self.presence = Presence(self.spec, where, [self.states.handlers()])
+        self.client, self.neighbours = self.presence.client, self.presence.neighbours
         self.sessions = Sessions(self.client, alive=self.neighbours.alive, gone=self.neighbours.gone, ask=self.neighbours.ask)
         self.neighbours.on_ask = self.sessions.serve
         self.deadline = Deadline(self.spec.floor_s, self.spec.spread)
@@ -136,6 +104,7 @@ class SiteRun:
         with Progress(self.job.method.rounds, title, first_round=held.state.round, first_tokens=held.state.tokens) as progress:
             self.hooks = hooks = SiteHooks(self.job, folder, self.corpus, progress, me, self._after_round)
             hooks.held, hooks.session, hooks.trouble = held, held.session, self._say
+            hooks.told = self.ops.note
             hooks.begun_s = time.monotonic() - held.time_s
             hooks.back_to(held.state.round)
             try:
@@ -162,10 +131,8 @@ class SiteRun:
 
     def close(self) -> None:
         """Closes all connections."""
-        with suppress(Exception):
-            self.client.close()
-        self.neighbours.close()
-        in_loop(self.port.stop())
+        self.presence.close()
+        self.ops.close()
 
     def _join(self) -> None:
         said = False
@@ -209,15 +176,16 @@ class SiteRun:
 
     def _train(self, session: Session) -> bool | None:
         """Runs the program in a session. None: it ended before the run did."""
-        me, hooks, names = self.client.seat, self.hooks, self._names(session.members)
+        me, hooks, names = self.client.seat, self.hooks, self.presence.names(session.members)
         links = Links(
-            me, self.job.n, f"{self.spec.run}/{session.key}", port=self.port, settings=link_settings(self.job, self.client.timeouts),
-            terms={"session": session.key}, access=self.doors.access(self._name_of),
+            me, self.job.n, f"{self.spec.run}/{session.key}", port=self.presence.port,
+            settings=link_settings(self.job, self.client.timeouts),
+            terms={"session": session.key}, access=self.presence.access,
         )  # fmt: skip
         group: Group | None = None
         self._say(f"session {session.number}, from round {session.round}: {', '.join(names[j] for j in session.members)}")
         try:
-            self._connect(links, session)
+            self.presence.connect(links, session.members)
             group = Group(
                 links.store, me, self.job.n, links.wire, start_timeout_s=self.client.timeouts.connect, survives=self.job.goes_on,
                 members=session.members,
@@ -231,6 +199,8 @@ class SiteRun:
                 }
             )
             self.sessions.entered(session)
+            self.ops.session(session, self._why, lambda: {names.get(j, str(j)): t for j, t in links.traffic().items()})
+            self._why = "change"
             self.neighbours.late(frozenset())
             state = self._begin(session)
             self._group = group
@@ -265,23 +235,6 @@ class SiteRun:
         self._check_signal()
         return None
 
-    def _connect(self, links: Links, session: Session) -> None:
-        """Connections to all members.
-
-        Raises:
-            RunFailed: to some there are none, who count as gone in the next opening.
-        """
-        roster = self.client.roster
-        found = {j: roster.at(j) for j in session.members if j != links.me}
-        peers = {j: Peer(member.card.address if member is not None else None) for j, member in found.items()}
-        try:
-            links.connect(peers, self.client.timeouts.lease * 1.5)
-        except RunFailed:
-            for j in peers:
-                if (link := links.links.get(j)) is None or link.session is None:
-                    self.neighbours.lost(j)
-            raise
-
     def _begin(self, session: Session) -> State:
         """The state of this site at the start of a session."""
         me, hooks = self.client.seat, self.hooks
@@ -310,7 +263,7 @@ class SiteRun:
 
     def _heal(self, session: Session, held: Snapshot) -> State:
         """The state of a donor."""
-        me, roster = self.client.seat, self.client.roster
+        me, roster = self.client.seat, self.presence.roster() or self.client.roster
         donor = roster.at(session.donors[me % len(session.donors)])
         if donor is None or donor.card.address is None:
             reachable = [m for j in session.donors if (m := roster.at(j)) is not None and m.card.address is not None]
@@ -372,29 +325,13 @@ class SiteRun:
                 raise
 
     def _lost(self, session: Session, name: str, lost: PeerLost) -> None:
+        self._why = "lost"
         self._say(f"site {name} is gone (round {lost.round}: {lost.why}): the others go back to the last boundary")
         self.neighbours.lost(lost.worker)
 
     def _after_round(self, report: Report) -> bool:
         self.client.report(report)
         return bool(self.client.waiting) or self._asked is not None
-
-    # ---- words and names
-
-    def _roster(self) -> Roster | None:
-        client = self._client
-        try:
-            return None if client is None else client.roster
-        except RunFailed:
-            return None
-
-    def _name_of(self, seat: int) -> str | None:
-        roster = self._roster()
-        member = None if roster is None else roster.at(seat)
-        return None if member is None else member.site
-
-    def _names(self, seats: tuple[int, ...]) -> dict[int, str]:
-        return {j: self._name_of(j) or f"seat {j}" for j in seats}
 
     def _say(self, text: str) -> None:
         self._console.print(text, markup=False)

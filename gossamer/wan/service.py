@@ -27,7 +27,7 @@ from gossamer.wan.coordinator import Coordinator
 from gossamer.wan.ledgerdb import LedgerDB
 from gossamer.wan.membership import is_loopback
 from gossamer.wan.messages import MAX_MESSAGE_BYTES, Code, Record, Refused, pack, unpack
-from gossamer.wan.records import Ask, Beat, Caller, HandIn, Join, News, Propose, Publish, Verdict
+from gossamer.wan.records import Ask, Beat, Caller, HandIn, Join, News, Propose, Publish, Status, Verdict
 
 log = logging.getLogger(__name__)
 
@@ -132,6 +132,11 @@ class CoordinatorServer:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    def status(self) -> Status:
+        """Of all runs."""
+        with self._changed:
+            return self.coordinator.status(Ask())
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Until it is closed; False after the time-out."""
