@@ -33,6 +33,7 @@ class Churn(RuleBasedStateMachine):
         for _ in range(2):
             self.all_ask()
         self.meet()
+        self.time_passes(1.0)
         assert [s.number for s in self.fleet.running] == [1]
 
     def teardown(self) -> None:
@@ -64,6 +65,7 @@ class Churn(RuleBasedStateMachine):
     @rule(cut=st.sets(st.integers(0, len(SITES) - 1), max_size=2), dark=st.sets(st.integers(0, len(SITES) - 1)), up=st.booleans())
     def night(self, cut: set[int], dark: set[int], up: bool) -> None:
         """The fleet falls in two, and loses the coordinator, or a part of it does, for long."""
+        self.time_passes(1.0)
         self.cut_in_two(cut)
         self.fleet.dark, self.fleet.up = dark, self.fleet.up and up
         self.time_passes(T.elect + 6.0)
@@ -162,7 +164,7 @@ class Churn(RuleBasedStateMachine):
 
 
 Churn.TestCase.settings = settings(
-    max_examples=20,
+    max_examples=12,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
@@ -226,9 +228,25 @@ def test_an_answer_that_got_lost_is_not_given_twice(fleet: Fleet) -> None:
     for seat in (1, 2, 3, 4):
         fleet.sites[seat].propose(lost=True)
     fleet.sites[0].propose(lost=False)
-    assert fleet.sites[0].opened is not None and fleet.sites[0].opened.number == 2
+    session = fleet.sites[0].opened
+    assert session is not None and session.number == 2
     fleet.up = False
     fleet.pass_time(T.elect + 4.0)
     for _ in range(2):
         ask_all(fleet)
-    assert fleet.running == [fleet.sites[0].opened], "the one who stands in knows of it"
+    assert fleet.ran[1:] == [session], "the one who stands in knows of it"
+
+
+def test_a_session_that_nobody_entered_makes_no_majority(fleet: Fleet) -> None:
+    fleet.pass_time(2.0)
+    fleet.up, fleet.side = False, {0: 0, 1: 0, 2: 0, 3: 1, 4: 1}
+    fleet.pass_time(T.elect + 4.0)
+    for _ in range(2):
+        for seat in (0, 1, 2):
+            fleet.sites[seat].propose(lost=False)
+    assert {fleet.sites[s].opened.members for s in (0, 1, 2)} == {(0, 1, 2)}  # and then the line to site c breaks
+    fleet.side = {0: 0, 1: 0, 2: 1, 3: 1, 4: 1}
+    for _ in range(4):
+        fleet.pass_time(T.lease + 2.0)
+        ask_all(fleet)
+    assert [s.members for s in fleet.ran] == [(0, 1, 2, 3, 4), (2, 3, 4)]

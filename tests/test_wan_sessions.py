@@ -136,6 +136,15 @@ def test_a_late_site_comes_back_as_one_that_heals(desk: Desk) -> None:
     assert desk.coordinator.runs["demo"].waiting == ()
 
 
+def test_what_a_site_said_before_its_lease_was_over_is_void(desk: Desk) -> None:
+    desk.found()
+    desk.propose("a", at(3), number=2)
+    desk.wait(11.0, "b", "c")
+    assert desk.join("a").seat == 0 and desk.standing("a") == "in"
+    desk.propose("b", at(3), number=2)
+    assert "waits for a" in desk.propose("c", at(3), number=2).why, "it may have asked another one meanwhile"
+
+
 def test_two_that_lose_each_other_are_no_quorum(desk: Desk) -> None:
     desk.found("a", "b", of=spec(seats=2))
     desk.propose("a", at(3), gone=(1,))
