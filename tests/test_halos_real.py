@@ -298,14 +298,14 @@ def told(out: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 def test_processes_of_one_region_with_one_worker_end_with_the_bits_of_the_simulation(text: Path, tmp_path: Path) -> None:
     sets = settings(text, method__name='"halos"', fleet__name='"uniform-1"', method__report_every=1, method__local_delay=2, run__rounds=6)
-    sets += ["method.block=2", "method.local_lr=1.4", "clock.pace_s=0.15"]
+    sets += ["method.block=2", "method.local_lr=1.4", "clock.pace_s=0.25"]
     assert main(["simulate", "--out", str(tmp_path / "sim"), *flags(sets)]) == 0
     assert main(["train", "--workers", "1", "--out", str(tmp_path / "real"), *flags(sets)]) == 0
     (sim, simulated), (real, records) = told(tmp_path / "sim"), told(tmp_path / "real")
     for key in ("params_sha256", "final_loss", "tokens", "bytes_sent", "bytes_received", "rounds", "dead", "consensus_distance"):
         assert real[key] == sim[key], key
     found, want = ([(r["round"], r["tokens"]) for r in rs if r["kind"] == "eval"] for rs in (records, simulated))
-    assert found == want and len(found) >= 6
+    assert set(found) == set(want) and len(set(found)) == 6, "the last report may come before the last block's end is told, or after"
     assert all(r["worker"] == "fleet" for r in records if r["kind"] == "eval")
     rounds, others = ([r for r in rs if r["kind"] == "round"] for rs in (records, simulated))
     assert [r["loss"] for r in rounds] == [r["loss"] for r in others]

@@ -194,6 +194,22 @@ def test_the_smallest_stars(n: int) -> None:
         assert n > 1 or stars.sent == [0]
 
 
+@pytest.mark.parametrize("name", ["diloco", "geomesh"])
+@pytest.mark.parametrize("members", [[0, 2, 3], [1, 3]])
+def test_without_its_hub_a_star_has_another_one(name: str, members: list[int]) -> None:
+    ends = []
+    for m in pair(name, hub=1):
+        seats, states = [Seat(i, m, toy_layout(), run_id=7) for i in range(N)], []
+        for seat in seats:
+            state = start(seat, toy_start())
+            state.roll.enter(0, frozenset(range(N)).difference(members))
+            states.append((state, ToyBody(seat.me, m.inner).state()))
+        world = Lockstep(m)
+        ends.append([state for state in world.run(resume=states, members=members) if state])
+    assert len(ends[0]) == len(members) and same(*ends)
+    assert m.n == N and not same(ends[0], [replace(state, x=toy_start()) for state in ends[0]])
+
+
 # --- who is the hub, and what it costs
 
 
