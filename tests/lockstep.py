@@ -38,8 +38,10 @@ class Lockstep:
         self.snapshots: dict[int, list[Any]] = defaultdict(lambda: [None] * method.n)
         self.sent = [0] * method.n
 
-    def run(self, stop: int | None = None, resume: Sequence[Any] | None = None) -> list[State]:
+    def run(self, stop: int | None = None, resume: Sequence[Any] | None = None, members: Sequence[int] | None = None) -> list[State]:
+        """`members`: only these run (the roll of their states says so too)."""
         n, method = self.method.n, self.method
+        there = range(n) if members is None else members
         seats = [Seat(i, method, self.layout, run_id=7) for i in range(n)]
         if resume:
             states = [copy.deepcopy(r[0]) for r in resume]
@@ -53,9 +55,9 @@ class Lockstep:
         waiting: list[Gather | None] = [None] * n
         reply: list[Any] = [None] * n
         final: list[State | None] = [None] * n
-        while any(f is None for f in final):
+        while any(final[i] is None for i in there):
             moved = False
-            for i in range(n):
+            for i in there:
                 if final[i] is not None:
                     continue
                 if waiting[i] is not None:

@@ -167,6 +167,21 @@ def test_an_exchange_that_nothing_hides_is_reckoned_with() -> None:
     assert Replan().decide(Planned(), first, times, since=1).planned.version == 1
 
 
+def test_who_does_not_take_part_is_left_out_and_keeps_its_steps() -> None:
+    """Three of four: planned as a fleet of those three would be, whether the fourth was ever measured or not."""
+    rule, small, there = Replan(threshold=0.05), replace(FIRST, steps=FIRST.steps[:3], batch=FIRST.batch[:3]), (0, 1, 3)
+    want = rule.decide(Planned(), small, {0: 1.0, 1: 3.0, 2: 2.0}, since=1)
+    for known in (Planned(), Planned(step_s=(0.0, 0.0, 50.0, 0.0))):
+        got = rule.decide(known, FIRST, {0: 1.0, 1: 3.0, 3: 2.0}, since=1, there=there)
+        new = got.planned.at(1, FIRST)
+        assert got.gain == want.gain and got.planned.version == 1
+        assert new.among(there).steps == want.planned.at(1, small).steps and new.steps[2] == FIRST.steps[2]
+        assert rule.decide(known, FIRST, {0: 1.0, 1: 3.0, 3: 2.0}, since=1).planned.plan != got.planned.plan
+    exact = replace(FIRST, exact=tuple(map(float, FIRST.steps)))
+    new = rule.decide(Planned(), exact, {0: 1.0, 1: 3.0, 3: 2.0}, since=1, there=there).planned.at(1, exact)
+    assert new.exact[2] == exact.exact[2] and new.among(there).usual_tokens == exact.among(there).usual_tokens
+
+
 def test_a_plan_holds_from_its_round_on() -> None:
     new, old = uniform(N, 3, 1, 4), uniform(N, 4, 1, 4)
     planned = Planned(version=2, since=5, plan=new, previous=old)

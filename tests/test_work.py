@@ -104,3 +104,13 @@ def test_the_work_of_a_round_is_its_mean_steps() -> None:
     assert drift_scale(odd, 1, by_tokens=False) == 1.5
     with pytest.raises(BadInput, match="correction"):
         OuterSGD(correction="tokens")  # type: ignore[arg-type]
+
+
+def test_who_does_not_take_part_has_no_say_in_the_mean() -> None:
+    plan = Plan((30, 10, 20), (1, 1, 1), 4)
+    few = Plan((30, 10), (1, 1), 4)
+    for by_tokens in (True, False):
+        assert drift_scale(plan, 1, by_tokens, (0, 1)) == drift_scale(few, 1, by_tokens)
+        assert round_work(few, few, by_tokens) == 1.0
+        assert round_work(FIRST, FIRST, by_tokens, (0, 2)) == 1.0, "equal work is left alone"
+    assert round_work(plan, plan, False, (0, 2)) == 25 / 20

@@ -66,6 +66,17 @@ class Plan:
         done, after = ([math.floor(h * t + 0.5) for h in self.exact] for t in (round, round + 1))
         return replace(self, steps=tuple(b - a for a, b in zip(done, after, strict=True)), exact=())
 
+    def among(self, workers: Sequence[int]) -> Plan:
+        """The share of some workers, in their order.
+
+        >>> Plan((3, 2, 1), (8, 8, 4), 64).among((0, 2)).steps
+        (3, 1)
+        """
+        if len(workers) == self.n:
+            return self
+        exact = tuple(self.exact[i] for i in workers) if self.exact else ()
+        return replace(self, steps=tuple(self.steps[i] for i in workers), batch=tuple(self.batch[i] for i in workers), exact=exact)
+
     @property
     def mean_steps(self) -> tuple[float, ...]:
         """Steps of a round in the mean over rounds."""

@@ -4,7 +4,8 @@
     T(p)  = max_i (H_i s_i + c_i) / (tokens of a round)        predicted seconds per token of plan p; c_i: exchange that is not hidden
     gain  = 1 - T(best) / T(present)                           best: `gossamer.core.awb.balance` at the present B_i, tokens as planned
 
-A new plan is taken when the gain is at least `threshold` for `patience` rounds running. There is no coordinator: in a synchronous method
+A new plan is taken when the gain is at least `threshold` for `patience` rounds running. Workers that do not take part
+are left out, of the measurements and of the tokens that are aimed at, and keep their H_i. There is no coordinator: in a synchronous method
 every worker hears every other's measurement in the packets of the round, rounded to float32, so all compute one plan from one set of
 numbers at one round boundary.
 
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -93,34 +94,51 @@ class Replan:
         if self.patience < 1:
             raise BadInput(f"the patience of re-planning is {self.patience} rounds: expected 1 or more")
 
-    def decide(self, planned: Planned, first: Plan, measured: Mapping[int, float], since: int) -> Decision:
+    def decide(
+        self, planned: Planned, first: Plan, measured: Mapping[int, float], since: int, there: Sequence[int] | None = None
+    ) -> Decision:
         """Takes in the measurements of a round.
 
         Args:
             first: the method's own plan: its B_i stay, and its tokens per round are what a new plan aims at.
             measured: worker -> seconds per inner step, numbers that float32 holds; absent or 0: not known.
             since: the round from which a new plan would hold; nothing under way may be planned again by an earlier one.
+            there: who takes part, in rising order; None: all.
         """
         step_s = tuple(self._smoothed(s, measured.get(i, 0.0)) for i, s in enumerate(planned.step_s or (0.0,) * first.n))
-        if not all(step_s):
+        few = tuple(range(first.n)) if there is None else tuple(there)
+        if not all(step_s[i] for i in few):
             return Decision(replace(planned, step_s=step_s), None)
-        present = planned.at(since, first)
-        asked = step_s, present.batch, self.unhidden_s or (0.0,) * first.n, first.usual_tokens, present.sequence
+        whole, unhidden_s = planned.at(since, first), self.unhidden_s or (0.0,) * first.n
+        present, those_s, waits_s = whole.among(few), tuple(step_s[i] for i in few), tuple(unhidden_s[i] for i in few)
+        asked = those_s, present.batch, waits_s, first.among(few).usual_tokens, present.sequence
         best = balance(*asked)
         if first.exact:
             best = replace(best, exact=real_steps(*asked))
-        gain = 1.0 - self.seconds_per_token(best, step_s) / self.seconds_per_token(present, step_s)
+        gain = 1.0 - _seconds_per_token(best, those_s, waits_s) / _seconds_per_token(present, those_s, waits_s)
         insisted = planned.insisted + 1 if gain >= self.threshold else 0
         if insisted < self.patience:
             return Decision(replace(planned, step_s=step_s, insisted=insisted), gain)
-        return Decision(Planned(planned.version + 1, since, best, present, step_s), gain)
+        return Decision(Planned(planned.version + 1, since, _with(whole, best, few), whole, step_s), gain)
 
     def _smoothed(self, before_s: float, now_s: float) -> float:
         if not 0.0 < now_s < math.inf:
             return before_s
         return (1.0 - self.smoothing) * before_s + self.smoothing * now_s if before_s else now_s
 
-    def seconds_per_token(self, plan: Plan, step_s: tuple[float, ...]) -> float:
-        """T(plan), in seconds per token of all workers."""
-        unhidden_s = self.unhidden_s or (0.0,) * plan.n
-        return max(h * s + c for h, s, c in zip(plan.mean_steps, step_s, unhidden_s, strict=True)) / plan.mean_tokens
+
+def _seconds_per_token(plan: Plan, step_s: Sequence[float], unhidden_s: Sequence[float]) -> float:
+    """T(plan), in seconds per token of all its workers."""
+    return max(h * s + c for h, s, c in zip(plan.mean_steps, step_s, unhidden_s, strict=True)) / plan.mean_tokens
+
+
+def _with(whole: Plan, best: Plan, workers: Sequence[int]) -> Plan:
+    """`whole` with the steps of `best` for these workers, the only ones in it."""
+    if len(workers) == whole.n:
+        return best
+    steps, exact = list(whole.steps), list(whole.exact)
+    for k, i in enumerate(workers):
+        steps[i] = best.steps[k]
+        if exact:
+            exact[i] = best.exact[k]
+    return replace(whole, steps=tuple(steps), exact=tuple(exact))

@@ -1,16 +1,18 @@
 """What an outer step owes to unequal work, within a round and between rounds.
 
 Work is accumulated inner learning rate. All workers follow one schedule, so worker i's is in proportion to its H_i; the mean over the
-workers, with the weights w_i of the exchange (tokens, or 1/n), is Hbar = sum_i w_i H_i. Two corrections follow:
+workers that take part, with the weights w_i of the exchange (tokens, or 1/n), is Hbar = sum_i w_i H_i. Two corrections follow:
 
 - *Within a round* each D^i is scaled by Hbar / H_i before it is said: the mean is over drifts per step, times Hbar. That is the normalised
   averaging of FedNova (Wang et al. 2020, arXiv 2007.07481, section 4, tau_eff = sum_i p_i tau_i), without which the worker with the most
   steps decides where all go.
-- *Between rounds* a round of r = Hbar / Hbar of the first plan counts as r rounds of the first plan's work, each with drift d = D / r:
-  momentum decays by gamma^r, and what is moved per unit of work stays what it was (`outer_step`).
+- *Between rounds* a round of r = Hbar / Hbar of the first plan (of all workers) counts as r rounds of the first plan's work, each with
+  drift d = D / r: momentum decays by gamma^r, and what is moved per unit of work stays what it was (`outer_step`).
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from gossamer.core.outer import OuterSGD, OuterState
 from gossamer.core.plan import Plan
@@ -23,23 +25,24 @@ def _mean_steps(plan: Plan, by_tokens: bool) -> tuple[int, int]:
     return sum(w * h for w, h in zip(weights, plan.steps, strict=True)), sum(weights)
 
 
-def drift_scale(plan: Plan, i: int, by_tokens: bool) -> float:
-    """Hbar / H_i; exactly 1 where all take equally many steps.
+def drift_scale(plan: Plan, i: int, by_tokens: bool, there: Sequence[int] | None = None) -> float:
+    """Hbar / H_i; exactly 1 where all take equally many steps. `there`: who takes part; None: all.
 
     >>> drift_scale(Plan((30, 10), (1, 1), 4), 1, by_tokens=True)
     2.5
     """
-    total, weight = _mean_steps(plan, by_tokens)
+    total, weight = _mean_steps(plan if there is None else plan.among(there), by_tokens)
     return total / (weight * plan.steps[i])
 
 
-def round_work(plan: Plan, first: Plan, by_tokens: bool) -> float:
-    """r = Hbar of `plan` / Hbar of `first`; exactly 1 for equal plans.
+def round_work(plan: Plan, first: Plan, by_tokens: bool, there: Sequence[int] | None = None) -> float:
+    """r = Hbar of `plan` / Hbar of `first`; exactly 1 for equal plans. `there`: who takes part in the round; None: all. The unit is that of
+    all of them throughout.
 
     >>> round_work(Plan((45, 15), (1, 1), 4), Plan((30, 30), (1, 1), 4), by_tokens=False)
     1.0
     """
-    total, weight = _mean_steps(plan, by_tokens)
+    total, weight = _mean_steps(plan if there is None else plan.among(there), by_tokens)
     total0, weight0 = _mean_steps(first, by_tokens)
     return (total * weight0) / (weight * total0)
 

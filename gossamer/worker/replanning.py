@@ -54,7 +54,7 @@ def replan(seat: Seat, state: State, step_s: Mapping[Addr, float]) -> Iterator[N
     if rule is None or since >= seat.method.rounds:
         return
     before, first = state.planned, seat.method.plan
-    state.planned, gain = rule.decide(before, first, step_s, since)
+    state.planned, gain = rule.decide(before, first, step_s, since, seat.everybody)
     if state.planned.version != before.version and seat.me == seat.everybody[0]:
         plan = state.planned.at(since, first)
         yield Note(
@@ -71,15 +71,15 @@ def replan(seat: Seat, state: State, step_s: Mapping[Addr, float]) -> Iterator[N
         )
 
 
-def scaled(seat: Seat, state: State, D: Tree, tokens: int) -> Tree:
+def scaled(seat: Seat, state: State, D: Tree, tokens: int, round: int | None = None) -> Tree:
     """D times Hbar / H_i where the outer rule corrects for unequal work, and times tokens / mean tokens where a pair codec counts by them
-    (in place; the mean over those who take part in the round); D itself elsewhere."""
+    (in place; the mean over those who take part in the round); D itself elsewhere. `round`: that the worker is in by default."""
     outer, pair = seat.method.outer, seat.method.pair
     if pair and pair.by_tokens and (scale := _share(seat, state, tokens)) != 1.0:
         for d in D.values():
             d.mul_(scale)
     if isinstance(outer, OuterSGD) and outer.correction == "work":
-        scale = drift_scale(plan_at(seat, state), seat.me, seat.method.weights == "tokens")
+        scale = drift_scale(plan_at(seat, state, round), seat.me, seat.method.weights == "tokens", seat.everybody)
         if scale != 1.0:
             for d in D.values():
                 d.mul_(scale)
@@ -99,6 +99,6 @@ def outer_step_of(
     """The outer step from (x, s) on the mean of `round`, corrected for its work where the outer rule says so."""
     outer = seat.method.outer
     if isinstance(outer, OuterSGD) and outer.correction == "work":
-        work = round_work(plan_at(seat, state, round), seat.method.plan, seat.method.weights == "tokens")
+        work = round_work(plan_at(seat, state, round), seat.method.plan, seat.method.weights == "tokens", seat.everybody)
         return outer_step(outer, work, x, mixed, s)
     return outer.step(x, D, said, mixed, s)

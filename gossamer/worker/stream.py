@@ -182,7 +182,7 @@ def _step(part: Seat, state: State, D: Tree, pending: Pending, heard: Heard) -> 
             x = part.part_of(state.x)
             said: Tree = {}
             if method.outer.needs_said:
-                said = part.part_of(state.said) if method.pair else part.combine(_own_pieces(part, pending.own), method.codec, x)
+                said = part.part_of(state.said) if method.pair else part.combine(own_pieces(part, pending.own), method.codec, x)
             x, s = outer_step_of(part, state, pending.round, x, _outer_of(part, state), D, said, heard.mixed)
             state.x |= x
             for key, tree in s.items():
@@ -209,7 +209,7 @@ def _preview(part: Seat, state: State, D: Tree, y: Tree) -> Tree:
 def _without(part: Seat, mixed: Tree, own: Own, weight: float) -> Tree:
     """The others' part of a mean: what is left without weight * this worker's own part as decoded."""
     rest = {name: v.clone() for name, v in mixed.items()}
-    for piece in _own_pieces(part, own, -weight):
+    for piece in own_pieces(part, own, -weight):
         part.method.codec.accumulate(piece.payload, piece.layout, rest, piece.weight)
     return rest
 
@@ -219,6 +219,7 @@ def _layouts(part: Seat) -> dict[int, Layout]:
     return {j: part.slices[j] for j in part.everybody} if part.method.exchange.everybody else {0: part.layout}
 
 
-def _own_pieces(part: Seat, own: Own, weight: float = 1.0) -> list[Piece]:
+def own_pieces(part: Seat, own: Own, weight: float = 1.0) -> list[Piece]:
+    """What a worker has said, times `weight`."""
     layouts = _layouts(part)
     return [Piece(layouts[k], weight, packet.payload) for k, packet in own.items()]
