@@ -56,7 +56,6 @@ def last(run: Field, site: str, seat: int) -> tuple[int, str]:
 def test_one_of_three_is_killed_and_comes_back_in_a_synchronous_method(text: Path, tmp_path: Path) -> None:
     sets = sets_of(text, 3, "diloco", run__rounds=5000, clock__kill="[[2, 3]]", clock__pace_s=0.1, eval__every=50)
     with field(tmp_path / "wan", sets, tls=False) as run:
-        run.spare(4)
         run.join("lyon", "oslo", "porto")
         run.ends("porto", code=-signal.SIGKILL)
         run.says("lyon", r"site porto is gone")
@@ -75,7 +74,6 @@ def test_one_of_three_is_killed_and_comes_back_in_a_synchronous_method(text: Pat
 def test_gossip_goes_on_without_the_dead_and_takes_in_who_comes_late(text: Path, tmp_path: Path) -> None:
     more = {"clock__kill": "[[1, 3]]", "clock__pace_s": 0.1, "wan__founders": 3, "method__topology": '"one_peer"', "eval__every": 50}
     with field(tmp_path / "wan", sets_of(text, 4, "gasloc", run__rounds=5000, **more), tls=False) as run:
-        run.spare(4)
         run.join("lyon", "oslo", "porto")
         run.ends("oslo", code=-signal.SIGKILL)
         run.trains("lyon", 5)
@@ -93,7 +91,6 @@ def test_leaving_waiting_below_the_least_and_a_coordinator_that_dies(text: Path,
     rounds = 24
     sets = sets_of(text, 2, "diloco", run__rounds=rounds, clock__pace_s=0.2, checkpoint__every=4)
     with field(tmp_path / "wan", sets) as run:
-        run.spare(4)
         run.join("lyon", "oslo")
         run.says("oslo", r"round 3/")
         run.kill("oslo", signal.SIGTERM)

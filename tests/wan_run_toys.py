@@ -1,29 +1,23 @@
-"""A wide-area run on this machine: a coordinator and sites, each a process of the command line, with certificates.
-
-Run as a script it is such a process, which has loaded everything and waits for its arguments: so that it comes when it is called.
-"""
+"""A wide-area run on this machine: a coordinator and sites, each a process of the command line, with certificates."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from nursery import Started, nursery
 from small_runs import flags
 
 from gossamer.app.folder import RunFolder
 from gossamer.wan import ca
 from gossamer.wan.trust import new_secret
 
-ROOT = Path(__file__).resolve().parent.parent
 SITES = ("lyon", "oslo", "porto", "riga")
 
 
@@ -32,8 +26,7 @@ class Field:
 
     def __init__(self, root: Path, sets: list[str], *, tls: bool = True, beside: tuple[str, ...] = ()) -> None:
         self.root, self.sets, self.tls, self.beside = root, sets, tls, beside
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._spare: list[subprocess.Popen[bytes]] = []
+        self.processes: dict[str, Started] = {}
         root.mkdir(parents=True, exist_ok=True)
         if tls:
             folder = ca.init(root / "ca")
@@ -45,19 +38,8 @@ class Field:
     def _trust(self, site: str) -> list[str]:
         return ["--identity", str(self.root / "ca" / "sites" / site), "--secret", str(self.root / "run.secret")] if self.tls else []
 
-    def spare(self, count: int) -> None:
-        """Processes for later."""
-        env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-        for _ in range(count):
-            self._spare.append(subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, env=env, cwd=self.root))
-
     def _start(self, name: str, *arguments: str) -> None:
-        if not self._spare:
-            self.spare(1)
-        process = self.processes[name] = self._spare.pop(0)
-        assert process.stdin is not None
-        process.stdin.write(json.dumps([str(self.root / f"{name}.log"), "wan", *arguments]).encode() + b"\n")
-        process.stdin.close()
+        self.processes[name] = nursery().start(self.root / f"{name}.log", ["wan", *arguments], self.root)
 
     def coordinator(self) -> None:
         bind = f"127.0.0.1:{self.port}"
@@ -127,12 +109,10 @@ class Field:
         self.ends(*sites, code=128 + signal.SIGTERM)
 
     def close(self) -> None:
-        for process in [*self.processes.values(), *self._spare]:
-            if process.poll() is None:
-                process.kill()
-            process.wait()
-            if process.stdin is not None:
-                process.stdin.close()
+        for process in self.processes.values():
+            process.kill()
+        for process in self.processes.values():
+            process.wait(30)
 
 
 @contextmanager
@@ -144,19 +124,3 @@ def field(root: Path, sets: list[str], *, tls: bool = True, beside: tuple[str, .
         yield found
     finally:
         found.close()
-
-
-def main() -> int:
-    from gossamer import cli
-    from gossamer.app import wan_run  # noqa: F401
-
-    log, *arguments = json.loads(sys.stdin.readline())
-    with open(log, "ab") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    sys.argv = ["gossamer", *arguments]
-    return cli.main()
-
-
-if __name__ == "__main__":
-    sys.exit(main())
