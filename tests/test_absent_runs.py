@@ -215,7 +215,10 @@ def test_a_synchronous_run_ends_with_the_death_of_a_worker(text: Path, tmp_path:
         ({"clock__kill": "[[2, 5], [2, 6]]"}, "names a worker twice"),
         ({"clock__back": "[[2, 5]]"}, "later than it died"),
         ({"clock__kill": "[[0, 1], [1, 1], [2, 1], [3, 1]]"}, "leave at least one"),
-        ({"method__name": "halos", "checkpoint__every": 0, "clock__kill": "[[2, 1]]", "clock__back": "[[2, 2]]"}, "without it \\(gossip\\)"),
+        (
+            {"method__name": "halos", "checkpoint__every": 0, "clock__kill": "[[2, 1]]", "clock__back": "[[2, 2]]"},
+            "without it \\(gossip\\)",
+        ),
         ({"method__name": "diloco", "clock__kill": "[]", "run__deadline_s": 1.0}, "a gossip method"),
     ],
 )
