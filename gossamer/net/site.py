@@ -10,18 +10,20 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from gossamer.core.errors import BadInput, RunFailed
 from gossamer.net.gloo import FOREVER, c10d, first_line
 from gossamer.real.seats import Seats
 from gossamer.real.site import Alone, Site
 from gossamer.worker.effects import Addr
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 def site_of(store: Any, seats: Seats | None, me: Addr, *, device: str = "cpu", local: bool = False) -> Site:
@@ -52,6 +54,8 @@ class TorchSite:
     """
 
     def __init__(self, store: Any, rank: int, size: int, *, device: str = "cpu", local: bool = False) -> None:
+        from torch.distributed.device_mesh import init_device_mesh  # slow to import, and most workers have one rank
+
         self.rank, self.size = rank, size
         self._mesh: DeviceMesh | None = None
         if dist.is_initialized():

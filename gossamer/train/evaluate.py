@@ -9,14 +9,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 
 from gossamer.core.errors import BadInput
 from gossamer.core.tree import Tree
 from gossamer.train.compute import Precision, mean_loss, to_device
 from gossamer.train.data import Corpus
 from gossamer.train.model import parameters_of
-from gossamer.train.shard import folded, local_parameters
+from gossamer.train.shard import folded, is_cut, local_parameters
 
 
 class Evaluation(NamedTuple):
@@ -75,12 +74,14 @@ def evaluate_tree(
     """Loss of the parameters `tree` (the fleet's mean, an anchor), put into `scratch`: a model of the same shape that trains nothing, so
     that nobody's parameters, optimizer or random state are touched. Of a model that was cut, `tree` is this rank's shard; all ranks call
     it, and all get the loss that one rank would."""
-    params = local_parameters(scratch) if isinstance(scratch, FSDPModule) else parameters_of(scratch)
+    cut = is_cut(scratch)
+    params = local_parameters(scratch) if cut else parameters_of(scratch)
     with torch.no_grad():
         for name, value in tree.items():
             params[name].copy_(value)
     found = evaluate(scratch, corpus, sequences, length, batch, precision)
-    folded(scratch)
+    if cut:
+        folded(scratch)
     return found
 
 

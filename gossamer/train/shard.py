@@ -6,13 +6,14 @@ gradients of all ranks into the shards. Everything between two uses, the inner o
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from gossamer.train.model import parameters_of
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 class Ranks(Protocol):
@@ -34,6 +35,8 @@ def shard(model: nn.Module, ranks: Ranks) -> nn.Module:
 
     Gradients are summed over the ranks, not averaged: a rank weighs its loss by its share of the batch.
     """
+    from torch.distributed.fsdp import FSDPModule, fully_shard  # slow to import, and most workers have one rank
+
     blocks = set(getattr(model, "_no_split_modules", None) or ())
     for module in [m for m in model.modules() if type(m).__name__ in blocks and m is not model]:
         fully_shard(module, mesh=ranks.mesh)
@@ -51,8 +54,15 @@ def local_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: nn.Parameter(p.to_local().detach()) for name, p in owners.items()}
 
 
+def is_cut(model: nn.Module) -> bool:
+    """Whether `shard` has cut it."""
+    return any(hasattr(p, "to_local") for p in model.parameters())
+
+
 def folded(model: nn.Module) -> None:
     """Gives up what is gathered: after a forward pass without a backward one the outermost parameters would stay as they were."""
+    from torch.distributed.fsdp import FSDPModule
+
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
