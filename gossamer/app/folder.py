@@ -198,7 +198,7 @@ def _sound(record: Any) -> bool:
 
 
 class JsonLines:
-    """Appends records to a .jsonl file, a line each, in one write per flush.
+    """Appends records to a .jsonl file, a line each, in one write per flush. What could not be written waits for the next flush.
 
     Raises:
         RunFailed: the disk is full, or cannot be written.
@@ -208,6 +208,7 @@ class JsonLines:
         self._path = path
         self._every = every
         self._waiting: list[str] = []
+        self._left = b""
         try:
             self._file = path.open("ab", buffering=0)
         except OSError as error:
@@ -221,18 +222,24 @@ class JsonLines:
 
     def flush(self) -> None:
         """Writes what waits."""
-        left = memoryview("".join(self._waiting).encode("utf-8"))
+        left = memoryview(self._left + "".join(self._waiting).encode("utf-8"))
         self._waiting.clear()
         try:
             while left:
                 left = left[self._file.write(left) :]
         except OSError as error:
             raise _unwritable(self._path, error) from error
+        finally:
+            self._left = bytes(left)
 
     def close(self) -> None:
-        """Writes what waits and closes the file."""
+        """Writes what waits and closes the file. That an earlier write has failed is not said again."""
+        told = bool(self._left)
         try:
             self.flush()
+        except RunFailed:
+            if not told:
+                raise
         finally:
             self._file.close()
 

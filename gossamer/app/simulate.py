@@ -128,10 +128,16 @@ def _starts_s(job: Job, parts: dict[int, checkpoint.Part]) -> list[float] | None
 
 
 def write_result(
-    job: Job, world: str, folder: RunFolder, trees: dict[int, Tree], judge: Callable[[Tree], float], dead: Sequence[int] = ()
+    job: Job,
+    world: str,
+    folder: RunFolder,
+    trees: dict[int, Tree],
+    judge: Callable[[Tree], float],
+    dead: Sequence[int] = (),
+    without_records: Sequence[int] = (),
 ) -> None:
     """`summary.json` of a finished run. `trees`: the parameters of the workers that are left; where there are servers, the global one's
-    alone, and `dead` says which workers are not."""
+    alone, and `dead` says which workers are not. `without_records`: workers whose records are elsewhere."""
     living = list(trees.values())
     if not living:
         raise RunFailed("no worker has come to the end of the run: all had died, so there is no model (clock.kill: leave one of them)")
@@ -148,7 +154,7 @@ def write_result(
         dead=dead if job.servers else [i for i in range(job.n) if i not in trees],
         agreed=write_agreement(job, folder, records),
     )
-    folder.write_summary(summary)
+    folder.write_summary(summary | ({"without_records": list(without_records)} if without_records else {}))
 
 
 class SimHooks:

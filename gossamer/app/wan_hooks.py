@@ -50,6 +50,7 @@ class SiteHooks:
         self._exchange_s = 0.0
         self._said: int | None = None  # the round of the last checkpoint
         self._files: dict[str, JsonLines] = {}
+        self._full = False
 
     # ---- records
 
@@ -64,15 +65,23 @@ class SiteHooks:
         """Adds a record to one of STREAMS."""
         if name not in self._files:
             self._files[name] = JsonLines(self.records / name, every=64 if name.startswith("trace") else 1)
-        self._files[name].add(record)
+        try:
+            self._files[name].add(record)
+            self._full = False
+        except RunFailed as error:  # it waits for room
+            if not self._full:
+                self.trouble(f"{error}; the run goes on, and what is not written waits")
+            self._full = True
         if name == "metrics.jsonl":
             self.told(record)
 
     def close(self) -> None:
         """Closes the files; a stream without records is an empty file."""
-        for file in self._files.values():
-            file.close()
-        self._files.clear()
+        try:
+            for file in self._files.values():
+                file.close()
+        finally:
+            self._files.clear()
         for name in STREAMS:
             (self.records / name).touch()
 
@@ -111,20 +120,20 @@ class SiteHooks:
         return Go()
 
     def save(self) -> None:
-        """Writes a checkpoint of the last boundary, on this site's disk. A full disk there is said, and costs no more than that."""
+        """Writes a checkpoint of the last boundary, on this site's disk. A full disk is said, and costs no more than that."""
         held = self.held
         if held is None or self._said == held.state.round:
             return
-        for file in self._files.values():
-            file.flush()
         try:
+            for file in self._files.values():
+                file.flush()
             _, sha = write(self.folder.checkpoints, self.me, held)
             checkpoint.close(
                 self.folder.checkpoints, held.state.round, held.state.tokens, {self.me: sha}, keep=self.job.config.checkpoint.keep
             )
             self._said = held.state.round
         except RunFailed as error:
-            self.trouble(f"no checkpoint of round {held.state.round}: {error}")
+            self.trouble(f"no checkpoint of round {held.state.round}, the run goes on: {error}")
 
     trouble: Callable[[str], None] = staticmethod(lambda text: None)
     """Told what goes wrong without ending the run."""

@@ -6,12 +6,17 @@ lost (synchronous methods), leaves, or a site comes, the sites go back to the la
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+import shutil
 import threading
 import time
+from collections.abc import Coroutine
+from concurrent.futures import wait
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -29,18 +34,18 @@ from gossamer.app.wan_spec import link_settings, spec_of
 from gossamer.app.wan_state import Snapshot, bring, read_latest, take, write
 from gossamer.core.errors import RunFailed
 from gossamer.core.tree import Tree, layout_hash, master
-from gossamer.real.board import PeerLost
+from gossamer.real.board import Board, PeerLost
 from gossamer.real.driver import run
 from gossamer.real.group import Group
 from gossamer.train.compute import TrainBody
 from gossamer.train.data import Corpus
 from gossamer.wan.calls import Away
 from gossamer.wan.deadlines import Deadline
-from gossamer.wan.loop import in_loop
+from gossamer.wan.loop import io_loop
 from gossamer.wan.messages import Refused
 from gossamer.wan.records import Plan, Report, Session
 from gossamer.wan.sessions import NotYet, Sessions
-from gossamer.wan.state_service import StateAsk, StateServer
+from gossamer.wan.state_service import NotBrought, StateAsk, StateServer
 from gossamer.wan.wire import Links
 from gossamer.worker.peer import peer
 from gossamer.worker.regroup import regroup
@@ -51,6 +56,9 @@ _OVER = "over "
 """What the last site to have done everything leaves at the coordinator, with its name."""
 _OPEN_S = 1.0
 """An opening is asked for again so often, to look at signals in between."""
+_LOOK_S = 0.1
+_TRIES = 3
+"""Times in a row that a state may fail to come."""
 
 
 class Leaving(Exception):
@@ -76,7 +84,7 @@ class SiteRun:
         self._opening: Snapshot | None = None  # what this site gives to those who need it
         self._session: Session | None = None
         self._lock = threading.Lock()
-        self._why = "start"
+        self._why, self._failed = "start", 0
         self.ops = SiteOps(where.site, self.spec.run, where.metrics, place)
         self.states = StateServer(self._state_for)
         self.presence = Presence(self.spec, where, [self.states.handlers()])
@@ -202,7 +210,7 @@ class SiteRun:
             self.ops.session(session, self._why, lambda: {names.get(j, str(j)): t for j, t in links.traffic().items()})
             self._why = "change"
             self.neighbours.late(frozenset())
-            state = self._begin(session)
+            state = self._begin(session, group)
             self._group = group
             if self._asked is not None:
                 group.ask_stop(0)
@@ -220,6 +228,11 @@ class SiteRun:
                 return made
         except PeerLost as lost:
             self._lost(session, names.get(lost.worker, str(lost.worker)), lost)
+        except NotBrought as error:
+            self._failed += 1
+            if self._failed >= _TRIES:
+                raise
+            self._say(f"session {session.number} ends here for this site: {error}")
         except RunFailed as error:
             if group is None or error is not group.board.failure:  # this site's own, or not connected
                 if group is not None and not str(error).startswith(f"worker {me} has waited"):
@@ -235,7 +248,7 @@ class SiteRun:
         self._check_signal()
         return None
 
-    def _begin(self, session: Session) -> State:
+    def _begin(self, session: Session, group: Group) -> State:
         """The state of this site at the start of a session."""
         me, hooks = self.client.seat, self.hooks
         held = hooks.held
@@ -245,7 +258,7 @@ class SiteRun:
             state = Snapshot.of(held.state, self.body, 0.0, 0).state
             self.body.load_state(held.body)
         else:
-            state = self._heal(session, held)
+            state = self._heal(session, held, group)
         hooks.back_to(session.round)
         held = Snapshot.of(state, self.body, hooks.now_s(), session.number)
         hooks.held, hooks.session = held, session.number
@@ -261,7 +274,7 @@ class SiteRun:
         regroup(seat, state, session.members, session.donors)
         return state
 
-    def _heal(self, session: Session, held: Snapshot) -> State:
+    def _heal(self, session: Session, held: Snapshot, group: Group) -> State:
         """The state of a donor."""
         me, roster = self.client.seat, self.presence.roster() or self.client.roster
         donor = roster.at(session.donors[me % len(session.donors)])
@@ -276,12 +289,25 @@ class SiteRun:
         async def get() -> None:
             await bring(self.neighbours.channel(donor), session, inner, where, donor, self.client.timeouts.connect)
 
-        in_loop(get())
+        self._await(get(), group.board)
         keeps = self.spec.synchronous and self.spec.late == "keep" and held.session > 0 and not self.job.method.cadence.overlap
         drift: Tree = master(self.body.tree) if keeps else {}
+        self._failed = 0
         state = take(self.job, me, session, donor.seat, where, self.body, held, drift)
+        shutil.rmtree(where, ignore_errors=True)
         self._say(f"took the state after round {session.round} from site {donor.site}")
         return state
+
+    @staticmethod
+    def _await(work: Coroutine[Any, Any, None], board: Board) -> None:
+        """Waits for work of the event loop, or for the end of the session."""
+        future = asyncio.run_coroutine_threadsafe(work, io_loop())
+        try:
+            while not wait([future], _LOOK_S).done:
+                board.check()
+        finally:
+            future.cancel()
+        future.result()
 
     def _state_for(self, ask: StateAsk) -> tuple[int, Path] | None:
         """For a site that needs the state at the start of the session. In a thread of its own."""
@@ -303,7 +329,10 @@ class SiteRun:
             mine = True
             for name in STREAMS:
                 merge(folder, name, [one[name] for one in streams if name in one])
-            write_result(self.job, "wan", folder, trees, hooks.judge)
+            gone = [j for j in range(self.job.n) if j not in trees]
+            write_result(self.job, "wan", folder, trees, hooks.judge, without_records=gone)
+            if gone:
+                self._say(f"without the records of {', '.join(self.presence.names(tuple(gone)).values())}, not there at the end")
             with suppress(RunFailed):  # for sites that come back later
                 over = Plan(version=self.client.news.plan + 1, since=self.job.method.rounds, body=_OVER + self.where.site)
                 self.client.publish(over, self.client.timeouts.call)

@@ -32,19 +32,18 @@ class Slow:
 
     def _look(self) -> None:
         group = self._group
-        seen = -1
+        seen = group.board.round - 1
         while not self._over.wait(min(0.25, self._spec.floor_s / 20)):
             round = group.board.round
+            for past in range(seen + 1, round):
+                self._all_came(past)
+            seen = max(seen, round - 1)
             ready_s = group.notes.ready_at(round)
             if not ready_s or group.me not in ready_s:
                 continue
             first_s = min(ready_s.values())
             lacking = [j for j in group.members if j not in ready_s]
             if not lacking:
-                if seen != round:
-                    seen = round
-                    for at_s in ready_s.values():
-                        self._deadline.arrived(at_s - first_s)
                 continue
             waited_s = time.monotonic() - first_s
             if waited_s > self._deadline.seconds and len(ready_s) >= self._spec.min_sites:
@@ -53,3 +52,9 @@ class Slow:
                 self._neighbours.late(frozenset(lacking))
                 group.board.fail(PeerLost(lacking[0], round, f"past the deadline of {self._deadline.seconds:.3g} s"))
                 return
+
+    def _all_came(self, round: int) -> None:
+        """A round is over: how long the first has waited for each."""
+        ready_s = self._group.notes.ready_at(round)
+        for at_s in ready_s.values():
+            self._deadline.arrived(at_s - min(ready_s.values()))

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +20,8 @@ from pydantic import Field
 from gossamer.core.errors import RunFailed
 from gossamer.wan.messages import Record, unpack
 from gossamer.wan.records import Count, Hash, Round
+
+log = logging.getLogger(__name__)
 
 PIECE_BYTES = 1 << 20
 MAX_STATE_BYTES = 1 << 44
@@ -52,6 +55,10 @@ class PieceAsk(Record):
     offset: Annotated[int, Field(ge=0, lt=MAX_STATE_BYTES)]
 
 
+class NotBrought(RunFailed):
+    """The state of a session did not come from its donor. Another session may do better."""
+
+
 class StateServer:
     """The donor's side. `make` writes the file for a request, or returns None where this site does not hold that state (yet, any more)."""
 
@@ -82,7 +89,12 @@ class StateServer:
         async with self._lock:
             found = self._offers.get((ask.session, ask.inner))
             if found is None:
-                made = await asyncio.to_thread(self._make, ask)
+                try:
+                    made = await asyncio.to_thread(self._make, ask)
+                except RunFailed as error:
+                    log.warning("the state of session %d cannot be given: %s", ask.session, error)
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+                    raise
                 if made is None:
                     await context.abort(grpc.StatusCode.UNAVAILABLE, f"the state of session {ask.session} is not here")
                     raise AssertionError
@@ -108,7 +120,8 @@ async def fetch(channel: Any, ask: StateAsk, path: Path, timeout_s: float) -> St
     """Brings the state of a donor to `path`, going on with what is there of the same file.
 
     Raises:
-        RunFailed: it did not come in time, or not as it was offered.
+        NotBrought: it did not come in time, or not as it was offered.
+        RunFailed: there is no room for it here.
     """
     until_s = time.monotonic() + timeout_s
     offer_call, piece_call = channel.unary_unary(f"/{SERVICE}/Offer"), channel.unary_unary(f"/{SERVICE}/Piece")
@@ -123,12 +136,25 @@ async def fetch(channel: Any, ask: StateAsk, path: Path, timeout_s: float) -> St
                 if error.code() in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.PERMISSION_DENIED):
                     break
             await asyncio.sleep(_PAUSE_S)
-        raise RunFailed(f"the state of session {ask.session} did not come from its donor: {why}")
+        raise NotBrought(f"the state of session {ask.session} did not come from its donor: {why}")
 
     offer = unpack(StateOffer, await again(offer_call, ask))
     if offer.session != ask.session:
-        raise RunFailed(f"the donor offers the state of session {offer.session}, not of {ask.session}")
+        raise NotBrought(f"the donor offers the state of session {offer.session}, not of {ask.session}")
     part = path.with_name(f"{offer.sha256[:32]}.part")
+    try:
+        await _fill(part, offer, lambda offset: again(piece_call, PieceAsk(sha256=offer.sha256, offset=offset)))
+        if await asyncio.to_thread(_sha256, part) != offer.sha256:
+            part.unlink()
+            raise NotBrought("the state that came is not the one that was offered (sha256 differs)")
+        part.replace(path)
+    except OSError as error:
+        raise RunFailed(f"the state cannot be written to {part} ({error}): free some space or set another run folder") from error
+    return offer
+
+
+async def _fill(part: Path, offer: StateOffer, get: Callable[[int], Awaitable[bytes]]) -> None:
+    """Adds the pieces that are not there yet."""
     part.parent.mkdir(parents=True, exist_ok=True)
     have = part.stat().st_size // PIECE_BYTES * PIECE_BYTES if part.exists() else 0
     if not 0 <= have < offer.size:
@@ -142,20 +168,15 @@ async def fetch(channel: Any, ask: StateAsk, path: Path, timeout_s: float) -> St
             for i, offset in enumerate(offsets):
                 for ahead in offsets[i : i + _AHEAD]:
                     if ahead not in tasks:
-                        tasks[ahead] = asyncio.ensure_future(again(piece_call, PieceAsk(sha256=offer.sha256, offset=ahead)))
+                        tasks[ahead] = asyncio.ensure_future(get(ahead))
                 data = await tasks.pop(offset)
                 piece = data[32:]
                 if len(piece) != min(PIECE_BYTES, offer.size - offset) or hashlib.sha256(piece).digest() != data[:32]:
-                    raise RunFailed(f"the piece at {offset} of the state was damaged on the way, or is none")
+                    raise NotBrought(f"the piece at {offset} of the state was damaged on the way, or is none")
                 await asyncio.to_thread(file.write, piece)
         finally:
             for task in tasks.values():
                 task.cancel()
-    if await asyncio.to_thread(_sha256, part) != offer.sha256:
-        part.unlink()
-        raise RunFailed("the state that came is not the one that was offered (sha256 differs)")
-    part.replace(path)
-    return offer
 
 
 def _read(path: Path, offset: int) -> bytes:
