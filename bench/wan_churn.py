@@ -1,0 +1,161 @@
+"""An hour of churn, compressed: a site leaves, dies or joins every few rounds, sixty times.
+
+    python -m bench.wan_churn --emulator PATH [--events 60] [--every 3] [--method diloco]
+
+Four sites on lines of 100 Mbit/s and 40 ms round trip. The first stays; the others, drawn with a fixed seed, leave (SIGTERM), are killed
+(SIGKILL) or join again with their own folder, so that two to four are there. Beside it the same configuration runs undisturbed in the
+simulator, whose bits are those of sites, with several seeds: their spread is the noise.
+
+    excess   = final loss with churn less the undisturbed one of the same seed, nats
+    noise    = largest less smallest final loss of the undisturbed seeds
+    memory   = resident MB of the site that stays, and of the coordinator: a line through all samples after the first quarter, its rise
+               over the rest of the run, and the medians of the second and the last quarter; open files the same
+
+Needs root, Linux and an emulator of lines (bench/wan_field.py). Writes results/wan_churn.json.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from bench.common import command, machine, write
+from bench.wan_field import SITES, Field, Wan, emulator_of, field, sets_of
+from gossamer.app.config import load
+from gossamer.app.job import resolve
+from gossamer.app.simulate import simulate
+
+BASE: dict[str, object] = {
+    "fleet__name": "uniform-4", "plan__name": "uniform", "plan__steps": 4, "plan__batch": 4, "plan__sequence": 64, "model__preset": "micro",
+    "data__vocab_size": 512, "data__limit_mb": 8.0, "eval__every": 0, "eval__sequences": 256, "eval__batch": 64, "run__device": "cpu",
+    "inner__name": "adamw", "inner__lr": 4e-3, "checkpoint__every": 4, "wan__deadline_s": 12.0,
+}  # fmt: skip
+METHODS: dict[str, dict[str, object]] = {
+    "diloco": {"method__name": "diloco"},
+    "geomesh": {"method__name": "geomesh", "plan__name": "uniform"},
+    "gossip": {"method__name": "gasloc", "method__topology": "two_peer"},
+}
+STAYS = SITES[0]
+
+
+class Memory:
+    """Samples of processes, twice a second."""
+
+    def __init__(self, run: Field, names: list[str]) -> None:
+        self.samples: dict[str, list[tuple[float, float, int]]] = {name: [] for name in names}
+        self._run, self._over = run, threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
+
+    def _look(self) -> None:
+        begin_s = time.monotonic()
+        while not self._over.wait(0.5):
+            for name, found in self.samples.items():
+                if self._run.processes[name].poll() is None:
+                    found.append((time.monotonic() - begin_s, *self._run.memory(name)))
+
+    def end(self) -> dict[str, dict[str, float]]:
+        self._over.set()
+        self._thread.join()
+        return {name: flatness(found) for name, found in self.samples.items()}
+
+
+def flatness(samples: list[tuple[float, float, int]]) -> dict[str, float]:
+    """Of memory and open files."""
+    k = len(samples) // 4
+    at_s, mb, files = (np.array(x) for x in zip(*samples, strict=True))
+    rise = float(np.polyfit(at_s[k:], mb[k:], 1)[0] * (at_s[-1] - at_s[k]))
+    return {
+        "mb_second_quarter": round(median(mb[k : 2 * k]), 1),
+        "mb_last_quarter": round(median(mb[-k:]), 1),
+        "mb_rise": round(rise, 2),
+        "files_second_quarter": median(files[k : 2 * k]),
+        "files_last_quarter": median(files[-k:]),
+        "files_rise": round(float(np.polyfit(at_s[k:], files[k:], 1)[0] * (at_s[-1] - at_s[k])), 2),
+    }
+
+
+def churn(run: Field, events: int, every: int, seed: int) -> list[dict[str, Any]]:
+    """What happened."""
+    rng, there, told = random.Random(seed), set(SITES), []
+    begin_s = time.monotonic()
+    for k in range(events):
+        run.reaches(STAYS, (k + 1) * every)
+        away = sorted(set(SITES) - there)
+        may_go = len(there) > 2
+        joins = bool(away) and (not may_go or rng.random() < 0.5)
+        site = rng.choice(away if joins else sorted(there - {STAYS}))
+        kind = "join" if joins else rng.choice(["leave", "kill"])
+        if joins:
+            run.processes[site].wait(60)
+            run.join(site)
+            there.add(site)
+        else:
+            run.processes[site].send_signal(signal.SIGTERM if kind == "leave" else signal.SIGKILL)
+            there.discard(site)
+            run.spare(SITES.index(site))
+        told.append({"at_s": round(time.monotonic() - begin_s, 2), "round": run.last_round(STAYS), "what": kind, "site": site})
+    for site in sorted(set(SITES) - there):
+        run.processes[site].wait(60)
+        run.join(site)
+    return told
+
+
+def undisturbed(sets: list[str], seeds: int) -> list[float]:
+    """Final losses of the simulator."""
+    out = []
+    for seed in range(seeds):
+        with tempfile.TemporaryDirectory() as folder:
+            done = simulate(resolve(load([], [*sets, f"seed={seed}"])), Path(folder) / "run", quiet=True)
+            out.append(float(json.loads((done.path / "summary.json").read_text())["final_loss"]))
+    return out
+
+
+def main() -> int:
+    options = (("--events", 60), ("--every", 3), ("--method", "diloco"), ("--seeds", 4), ("--pace-s", 0.08), ("--seed", 0))
+    args = emulator_of(__doc__, *options)
+    if args is None:
+        return 0
+    before = machine()
+    rounds = (args.events + 4) * args.every
+    sets = sets_of(**{**BASE, **METHODS[args.method], "run__rounds": rounds, "clock__pace_s": args.pace_s})
+    with field(args.emulator, Wan.equal(4, 100.0, 20.0), sets) as run:
+        run.watch()
+        run.join(*SITES)
+        run.reaches(STAYS, 1)
+        memory = Memory(run, [STAYS, "coordinator"])
+        happened = churn(run, args.events, args.every, args.seed)
+        run.end(STAYS)
+        flat = memory.end()
+        final, counts = run.summary(STAYS)["final_loss"], run.watched[-1]["counts"]
+        tokens = run.summary(STAYS)["tokens"]
+    losses = undisturbed(sets, args.seeds)
+    figures = {
+        "final_loss": final,
+        "undisturbed": losses,
+        "excess": final - losses[0],
+        "noise": max(losses) - min(losses),
+        "tokens_share": tokens / (rounds * 4 * 4 * 4 * 64),
+        "memory": flat,
+        "counts": counts,
+    }
+    print(json.dumps(figures))
+    shape = {"method": args.method, "events": args.events, "every_rounds": args.every, "rounds": rounds}
+    write(
+        "wan_churn", {"command": command("bench.wan_churn"), "machine": before, **shape, **figures, "happened": happened},
+    )  # fmt: skip
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
