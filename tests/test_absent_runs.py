@@ -18,6 +18,7 @@ from gossamer.app.config import load
 from gossamer.app.folder import RunFolder
 from gossamer.app.job import resolve
 from gossamer.app.simulate import SimHooks, simulate
+from gossamer.app.train import launch_local
 from gossamer.core.errors import BadInput, RunFailed, Stopped
 from gossamer.report.read import Run
 from gossamer.report.words import alarms
@@ -186,7 +187,14 @@ def test_a_simulated_worker_comes_back(text: Path, tmp_path: Path) -> None:
     assert summary["dead"] == [] and all(summary["params_sha256"])
     mine = [r["round"] for r in records if r["kind"] == "round" and r["worker"] == 2]
     assert mine == [1, 2, 3, 4, 5, *range(came["round"] + 1, ROUNDS + 1)]
+    assert any(f"worker 2 died after round 5 and was back in round {came['round'] + 1}" in said for said in alarms([Run.load(folder)]))
     assert sorted(checkpoint.read_manifest(folder / "checkpoints", 12).parts) == [0, 1, 2, 3]
+
+
+def test_nobody_comes_back_by_itself_in_a_real_run(text: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="only a simulated worker comes back by itself"):
+        launch_local(resolve(load([], sets_of(text, clock__back="[[2, 8]]"))), tmp_path / "real")
+    assert not (tmp_path / "real").exists()
 
 
 def test_who_would_come_back_after_the_last_round_stays_dead(text: Path, tmp_path: Path) -> None:

@@ -49,6 +49,13 @@ def _check_world(job: Job) -> None:
             raise BadInput("inner optimizer muon needs whole matrices, which workers of several ranks do not have: use lion or adamw")
 
 
+def _check_returns(job: Job) -> None:
+    if job.returns:
+        raise BadInput(
+            f"clock.back = {job.config.clock.back}: only a simulated worker comes back by itself; leave it out, or use gossamer simulate"
+        )
+
+
 def launch_local(job: Job, out: Path, *, resume: bool = False) -> Path:
     """Runs all workers of `job` as processes on this machine, to their common end. Returns the run folder.
 
@@ -59,6 +66,7 @@ def launch_local(job: Job, out: Path, *, resume: bool = False) -> Path:
     """
     job.pace_s(0)  # refuses, before anything is made, a slow-down of workers without a pace
     _check_world(job)
+    _check_returns(job)
     corpus = job.corpus()  # made once, before all workers ask for it
     if not resume:
         RunFolder.create(out, job.config, facts_of(job, corpus, "net"))
@@ -96,6 +104,7 @@ def work(job: Job, out: Path, *, resume: bool = False) -> Path:
         RunFailed: the run could not go on.
     """
     _check_world(job)
+    _check_returns(job)
     torch.set_num_threads(job.config.run.threads_per_worker)
     job.pace_s(0)
     corpus = job.corpus()
@@ -271,6 +280,7 @@ class NetHooks:
         self.close_checkpoints()
         if self.job.kills.get(worker) == round and site.rank == site.size - 1:
             self.mine.flush()
+            print(f"worker {worker} is killed after round {round}, as clock.kill says", file=sys.stderr, flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
         whose = "validation loss" if self.job.method.synchronous or self._passing else f"worker {worker}'s validation loss"
         self.progress.update(round, state.tokens, self._loss, f"clock {duration(time_s)}", what=whose)

@@ -123,11 +123,17 @@ def loss_against_bytes(found: Found) -> Figure:
     figure, axes = axes_of(
         f"{found['study']['title']}, two_peer, H = 30", "GB sent by a worker, charged (logarithmic)", "validation loss, nats"
     )
+    most = 0.0
     for k, row in enumerate(found["tables"]["ours"].values()):
         sent, loss = mean(column(row, "mb_sent")), mean(column(row, "loss"))
         if sent is not None and loss is not None:
             axes.plot([sent / 1e3], [loss], marker="o", ls="", color=f"C{k}", label=row["title"])
+            most = max(most, sent / 1e3)
     axes.set_xscale("log")
+    ticks = [gb for gb in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500) if gb <= 2 * most]
+    axes.set_xticks(ticks, [f"{gb:g}" for gb in ticks])
+    axes.set_xlim(left=max(most / 50, 0.05))
+    axes.minorticks_off()
     figure.legend(fontsize=7, loc="outside lower center", ncols=3)
     return figure
 

@@ -12,12 +12,12 @@ from gossamer.bench.tables import DASH, Content, column, markdown, mean, number,
 
 
 def _loss(row: Content) -> str:
-    """Mean over the seeds, and their standard deviation."""
+    """Mean over the seeds, their standard deviation, and how many there are; of one, its loss."""
     values = [v for v in column(row, "loss") if v is not None]
     if not values or len(values) < len(row["seeds"]):
         return "diverged" if not values else f"{statistics.mean(values):.3f}, {len(row['seeds']) - len(values)} diverged"
-    spread = f" (sd {statistics.stdev(values):.3f})" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.3f}{spread}"
+    said = f"{statistics.mean(values):.3f}"
+    return f"{said} (sd {statistics.stdev(values):.3f}, {len(values)})" if len(values) > 1 else said
 
 
 def _once(table: Content, published: Mapping[str, Pair], ddp: float) -> str:

@@ -145,7 +145,6 @@ class Method:
             raise BadInput(f"error feedback has nothing to feed back with the lossless codec {name}: leave it out, or use a lossy codec")
 
     def _check_pair(self, pair: PairCodec) -> None:
-        name = type(pair).__name__.lower()
         for faulty, what in (
             (self.outer.says != "parameters", f"an outer rule that says {self.outer.says}, which is small itself: use codec int8 or sign"),
             (self.weights != "mixing", f"weights {self.weights!r}: it is for gossip, so use weights 'mixing'"),
@@ -155,11 +154,11 @@ class Method:
             (pair.of_drift and self.outer.before, "an outer rule that speaks before the inner steps, of which it tells: use gasloc"),
             (
                 not self.topology.at(0).is_symmetric,
-                f"{self.topology}, where a difference is not mixed at both ends: use two_peer or one_peer",
+                f"topology {type(self.topology).__name__}, where a difference is not mixed at both ends: use two_peer or one_peer",
             ),
         ):
             if faulty:
-                raise BadInput(f"{self.name} says parameters by pair codec {name}, which does not go with {what}")
+                raise BadInput(f"{self.name} says parameters by a pair codec (mod8 to mod1, signs), which does not go with {what}")
 
     def _check_mean(self) -> None:
         complete = isinstance(self.topology, Complete)

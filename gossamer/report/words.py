@@ -6,6 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from itertools import pairwise
 from pathlib import PurePath
 from typing import Any, TypeAlias
 
@@ -170,7 +171,7 @@ def who(name: str) -> str:
     >>> who("worker 3"), who("H100"), who("A100 #1")
     ('worker 3', 'the H100', 'the A100 #1')
     """
-    return name if name.startswith("worker ") else f"the {name}"
+    return name if name.startswith("worker") else f"the {name}"
 
 
 def plain_label(run: Run) -> str:
@@ -219,6 +220,15 @@ MANY_ZEROS = 0.001
 """Share of exact zeros that a codec made into steps, above which it is said."""
 
 
+def _away(run: Run) -> list[str]:
+    """Who was gone for some rounds and came back."""
+    found = []
+    for i in sorted({r.worker for r in run.rounds}):
+        mine = sorted(r.round for r in run.rounds if r.worker == i)
+        found += [f"worker {i} died after round {a} and was back in round {b}" for a, b in pairwise(mine) if b > a + 1]
+    return found
+
+
 def alarms(runs: Sequence[Run]) -> list[str]:
     """A sentence for each run in which something calls for a look, whatever the loss says: refused contributions, or coordinates that did
     not move and were made to by a codec that has no zero."""
@@ -234,6 +244,8 @@ def alarms(runs: Sequence[Run]) -> list[str]:
             last = {i: max((r.round for r in run.rounds if r.worker == i), default=0) for i in dead}
             gone = ", ".join(f"worker {i} died after round {last[i]}" for i in dead)
             said.append(f"{label}: {gone}, and the others went on: the final model is their mean.")
+        if away := _away(run):
+            said.append(f"{label}: {', '.join(away)}, with the state of another.")
         if skipped := int(run.number("absent") or 0):
             said.append(f"{label}: {skipped} times a worker skipped an exchange, its peer being dead or late (absent in metrics.jsonl).")
         zeros = run.number("exact_zeros") or 0.0
