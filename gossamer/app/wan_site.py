@@ -211,7 +211,7 @@ class SiteRun:
             self._why = "change"
             self.neighbours.late(frozenset())
             state = self._begin(session, group)
-            self._group = group
+            self._group, self.body.between_steps = group, group.board.check  # whoever is gone, nobody works on for nothing
             if self._asked is not None:
                 group.ask_stop(0)
             hooks.ask_stop, hooks.last_round = group.ask_stop, lambda: group.last_round

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, TypeAlias, cast
 
@@ -95,6 +95,8 @@ class TrainBody:
         """Sequences consumed since the start of the run."""
         self.steps = 0
         """Optimizer steps taken."""
+        self.between_steps: Callable[[], None] = lambda: None
+        """Called before each inner step. What it raises ends `compute`, and leaves a body that must `load` and `load_state` anew."""
         own = (worker, ranks.rank) if ranks and ranks.rank else (worker,)
         key = int(words(1, seed, Stream.INIT, 1, *own)[0] >> 1)
         self._rng = torch.Generator().manual_seed(key).get_state()
@@ -175,6 +177,7 @@ class TrainBody:
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         tokens = 0
         for h in range(work.steps):
+            self.between_steps()
             loss, n = self._backward(work.batch)
             total += loss.double() * n
             tokens += n
