@@ -26,6 +26,7 @@ from gossamer.app.folder import RunFolder
 from gossamer.app.job import Job
 from gossamer.app.progress import Progress
 from gossamer.app.simulate import write_result
+from gossamer.app.wan_apart import Apart
 from gossamer.app.wan_hooks import SiteHooks, finish
 from gossamer.app.wan_ops import LogPlace, SiteOps
 from gossamer.app.wan_presence import Presence, Where
@@ -81,6 +82,7 @@ class SiteRun:
         self._console = Console(highlight=False, soft_wrap=True)
         self._asked: int | None = None
         self._group: Group | None = None
+        self._apart: Apart
         self._opening: Snapshot | None = None  # what this site gives to those who need it
         self._session: Session | None = None
         self._lock = threading.Lock()
@@ -215,6 +217,7 @@ class SiteRun:
             if self._asked is not None:
                 group.ask_stop(0)
             hooks.ask_stop, hooks.last_round = group.ask_stop, lambda: group.last_round
+            self._apart = Apart(self.spec, self.neighbours, group, names.get)
             with Slow(self.spec, self.deadline, self.neighbours, group):
                 state, _ = run(
                     peer(self.job.seat(me), state), self.body, hooks, group, start_s=hooks.now_s(), rounds0=session.round,
@@ -360,7 +363,10 @@ class SiteRun:
 
     def _after_round(self, report: Report) -> bool:
         self.client.report(report)
-        return bool(self.client.waiting) or self._asked is not None
+        if (why := self._apart.why()) and self._why != "apart":
+            self._say(why)
+            self._why = "apart"
+        return bool(self.client.waiting) or self._asked is not None or bool(why)
 
     def _say(self, text: str) -> None:
         self._console.print(text, markup=False)
