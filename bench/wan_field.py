@@ -148,8 +148,9 @@ class Field:
             if process.poll() is None:
                 process.kill()
             process.wait()
-        if kind is not None and os.environ.get("WAN_KEEP"):
-            shutil.copytree(self.root, os.environ["WAN_KEEP"], dirs_exist_ok=True)
+        if keep := os.environ.get("WAN_KEEP"):  # a folder for what the processes said, to look at afterwards
+            shutil.rmtree(keep, ignore_errors=True)
+            shutil.copytree(self.root, keep)
 
     def spare(self, node: int) -> None:
         """A process for later."""

@@ -36,11 +36,12 @@ def measure(emulator: str, sets: list[str], seconds: float) -> dict[str, Any]:
         for site in SITES:
             run.says(site, "session 1")
         run.reaches(SITES[0], 1)
+        before = {site: run.log(site).count("does not answer") for site in SITES}
         begin_s = time.monotonic()
         time.sleep(seconds)
         asked = [w for w in run.watched if w["at_s"] > begin_s]
         rounds = {site: run.records(site, "round") for site in SITES}
-        logs = {site: run.log(site) for site in SITES}
+        away = sum(run.log(site).count("does not answer") - before[site] for site in SITES)
         run.leave(*SITES)
     used = []
     for one in rounds.values():
@@ -58,7 +59,7 @@ def measure(emulator: str, sets: list[str], seconds: float) -> dict[str, Any]:
         "counts_changed": asked[0]["counts"] != counts,
         "all_in": all(set(w["standing"].values()) == {"in"} for w in asked),
         "least_lease_s": min(lease for w in asked for lease in w["leases"].values() if lease is not None),
-        "coordinator_away": sum(log.count("does not answer") for log in logs.values()),
+        "coordinator_away": away,
     }
 
 
