@@ -1,6 +1,6 @@
-"""An hour of churn, compressed: a site leaves, dies or joins every few rounds, sixty times.
+"""An hour of churn, compressed: a site leaves, dies or joins, sixty times, each time two rounds after the coordinator has seen the last.
 
-    python -m bench.wan_churn --emulator PATH [--events 60] [--every 3] [--method diloco]
+    python -m bench.wan_churn --emulator PATH [--events 60] [--every 2] [--rounds 360] [--method diloco]
 
 Four sites on lines of 100 Mbit/s and 40 ms round trip. The first stays; the others, drawn with a fixed seed, leave (SIGTERM), are killed
 (SIGKILL) or join again with their own folder, so that two to four are there. Beside it the same configuration runs undisturbed in the
@@ -35,9 +35,11 @@ from gossamer.app.config import load
 from gossamer.app.job import resolve
 from gossamer.app.simulate import simulate
 
+STEPS = 8
 BASE: dict[str, object] = {
-    "fleet__name": "uniform-4", "plan__name": "uniform", "plan__steps": 4, "plan__batch": 4, "plan__sequence": 64, "model__preset": "micro",
-    "data__vocab_size": 512, "data__limit_mb": 8.0, "eval__every": 0, "eval__sequences": 256, "eval__batch": 64, "run__device": "cpu",
+    "fleet__name": "uniform-4", "plan__name": "uniform", "plan__steps": STEPS, "plan__batch": 4, "plan__sequence": 64,
+    "model__preset": "micro", "data__vocab_size": 512, "data__limit_mb": 8.0, "eval__every": 0,
+    "eval__sequences": 256, "eval__batch": 64, "run__device": "cpu",
     "inner__name": "adamw", "inner__lr": 4e-3, "checkpoint__every": 4, "wan__deadline_s": 12.0,
 }  # fmt: skip
 METHODS: dict[str, dict[str, object]] = {
@@ -46,6 +48,8 @@ METHODS: dict[str, dict[str, object]] = {
     "gossip": {"method__name": "gasloc", "method__topology": "two_peer"},
 }
 STAYS = SITES[0]
+ROOM = 12
+"""Rounds at the end in which nothing happens."""
 
 
 class Memory:
@@ -76,21 +80,23 @@ def flatness(samples: list[tuple[float, float, int]]) -> dict[str, float]:
     at_s, mb, files = (np.array(x) for x in zip(*samples, strict=True))
     rise = float(np.polyfit(at_s[k:], mb[k:], 1)[0] * (at_s[-1] - at_s[k]))
     return {
-        "mb_second_quarter": round(median(mb[k : 2 * k]), 1),
-        "mb_last_quarter": round(median(mb[-k:]), 1),
+        "mb_second_quarter": round(float(median(mb[k : 2 * k])), 1),
+        "mb_last_quarter": round(float(median(mb[-k:])), 1),
         "mb_rise": round(rise, 2),
-        "files_second_quarter": median(files[k : 2 * k]),
-        "files_last_quarter": median(files[-k:]),
+        "files_second_quarter": float(median(files[k : 2 * k])),
+        "files_last_quarter": float(median(files[-k:])),
         "files_rise": round(float(np.polyfit(at_s[k:], files[k:], 1)[0] * (at_s[-1] - at_s[k])), 2),
     }
 
 
-def churn(run: Field, events: int, every: int, seed: int) -> list[dict[str, Any]]:
+def churn(run: Field, events: int, every: int, rounds: int, seed: int) -> list[dict[str, Any]]:
     """What happened."""
     rng, there, told = random.Random(seed), set(SITES), []
     begin_s = time.monotonic()
-    for k in range(events):
-        run.reaches(STAYS, (k + 1) * every)
+    for _ in range(events):
+        run.reaches(STAYS, run.last_round(STAYS) + every)
+        if run.last_round(STAYS) > rounds - ROOM:
+            break
         away = sorted(set(SITES) - there)
         may_go = len(there) > 2
         joins = bool(away) and (not may_go or rng.random() < 0.5)
@@ -104,10 +110,12 @@ def churn(run: Field, events: int, every: int, seed: int) -> list[dict[str, Any]
             run.processes[site].send_signal(signal.SIGTERM if kind == "leave" else signal.SIGKILL)
             there.discard(site)
             run.spare(SITES.index(site))
-        told.append({"at_s": round(time.monotonic() - begin_s, 2), "round": run.last_round(STAYS), "what": kind, "site": site})
-    for site in sorted(set(SITES) - there):
-        run.processes[site].wait(60)
-        run.join(site)
+        at_s = time.monotonic()
+        told.append({"at_s": round(at_s - begin_s, 2), "round": run.last_round(STAYS), "what": kind, "site": site})
+        until_s = at_s + 60
+        while (run.standing(site) == "in") != joins and time.monotonic() < until_s:
+            time.sleep(0.1)
+        told[-1]["seen_s"] = round(time.monotonic() - at_s, 2)
     return told
 
 
@@ -122,21 +130,28 @@ def undisturbed(sets: list[str], seeds: int) -> list[float]:
 
 
 def main() -> int:
-    options = (("--events", 60), ("--every", 3), ("--method", "diloco"), ("--seeds", 4), ("--pace-s", 0.08), ("--seed", 0))
+    options = (
+        ("--events", 60),
+        ("--every", 2),
+        ("--rounds", 360),
+        ("--method", "diloco"),
+        ("--seeds", 4),
+        ("--pace-s", 0.1),
+        ("--seed", 0),
+    )
     args = emulator_of(__doc__, *options)
     if args is None:
         return 0
     before = machine()
-    rounds = (args.events + 4) * args.every
-    sets = sets_of(**{**BASE, **METHODS[args.method], "run__rounds": rounds, "clock__pace_s": args.pace_s})
+    sets = sets_of(**{**BASE, **METHODS[args.method], "run__rounds": args.rounds, "clock__pace_s": args.pace_s})
     with field(args.emulator, Wan.equal(4, 100.0, 20.0), sets) as run:
         run.watch()
         run.join(*SITES)
         run.reaches(STAYS, 1)
         memory = Memory(run, [STAYS, "coordinator"])
-        happened = churn(run, args.events, args.every, args.seed)
+        happened = churn(run, args.events, args.every, args.rounds, args.seed)
+        flat = memory.end()  # before the report is drawn
         run.end(STAYS)
-        flat = memory.end()
         final, counts = run.summary(STAYS)["final_loss"], run.watched[-1]["counts"]
         tokens = run.summary(STAYS)["tokens"]
     losses = undisturbed(sets, args.seeds)
@@ -145,12 +160,12 @@ def main() -> int:
         "undisturbed": losses,
         "excess": final - losses[0],
         "noise": max(losses) - min(losses),
-        "tokens_share": tokens / (rounds * 4 * 4 * 4 * 64),
+        "tokens_share": tokens / (args.rounds * STEPS * 4 * 4 * 64),
         "memory": flat,
         "counts": counts,
     }
     print(json.dumps(figures))
-    shape = {"method": args.method, "events": args.events, "every_rounds": args.every, "rounds": rounds}
+    shape = {"method": args.method, "events": len(happened), "every_rounds": args.every, "rounds": args.rounds}
     write(
         "wan_churn", {"command": command("bench.wan_churn"), "machine": before, **shape, **figures, "happened": happened},
     )  # fmt: skip

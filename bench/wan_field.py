@@ -164,7 +164,8 @@ class Field:
         if not self._spare.get(node):
             self.spare(node)
         process = self.processes[name] = self._spare[node].pop(0)
-        assert process.stdin is not None
+        assert process.stdin is not None and process.stdout is not None
+        process.stdout.readline()  # it has loaded everything
         process.stdin.write(json.dumps({"log": str(self.root / f"{name}.log"), **what}) + "\n")
         process.stdin.flush()
         return process
@@ -236,6 +237,10 @@ class Field:
             if time.monotonic() > until_s or self.processes[site].poll() is not None:
                 raise RuntimeError(f"{site} never came to round {round}:\n{self.log(site)[-3000:]}")
             time.sleep(0.05)
+
+    def standing(self, site: str) -> str:
+        """As the coordinator last said."""
+        return str(self.watched[-1]["standing"].get(site, "out")) if self.watched else "out"
 
     def leave(self, *sites: str, timeout_s: float = 120.0) -> None:
         """They are asked to, and do."""
@@ -319,6 +324,7 @@ def main() -> int:
     from gossamer import cli
     from gossamer.app import wan_ops, wan_run  # noqa: F401
 
+    print("here", flush=True)
     said = sys.stdin.readline()
     if not said:
         return 0
