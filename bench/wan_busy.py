@@ -22,7 +22,7 @@ from gossamer.app.job import resolve
 
 GOSSIP: dict[str, object] = {
     "method__name": "gasloc", "method__topology": "two_peer", "method__codec": "mod8", "method__overlap": 0.75, "plan__name": "awb",
-    "plan__carry": True, "plan__steps": 32, "inner__name": "adamw", "inner__lr": 4e-3, "eval__every": 0,
+    "plan__carry": True, "plan__steps": 48, "inner__name": "adamw", "inner__lr": 4e-3, "eval__every": 0,
 }  # fmt: skip
 AIM = 0.94
 

@@ -1,6 +1,6 @@
 """Time to a target loss of real, paced sites over the emulated lines of azure-4.
 
-    python -m bench.wan_time --emulator PATH [--scale 570] [--pace-s 0.04]
+    python -m bench.wan_time --emulator PATH [--scale 450] [--pace-s 0.04]
 
 Four processes of `gossamer wan join`, one in each network namespace, paced like an H100, an A100, an L40S and an RTX 6000 Ada
 (`clock.pace_s`), and a coordinator. Round-trip times are those of the fleet; its rates are divided by `--scale`, so that our DiLoCo spends
@@ -120,7 +120,7 @@ def over_torchft(emulator: str, wan: Wan, sets: list[str], target: float, limit_
 
 
 def main() -> int:
-    options = (("--scale", 570.0), ("--pace-s", 0.04), ("--target", TARGET), ("--only", ""), ("--limit-s", 400.0), ("--queue-ms", 300.0))
+    options = (("--scale", 450.0), ("--pace-s", 0.04), ("--target", TARGET), ("--only", ""), ("--limit-s", 400.0), ("--queue-ms", 300.0))
     args = emulator_of(__doc__, *options)
     if args is None:
         return 0
