@@ -81,6 +81,8 @@ class Sessions:
             RunFailed: this site has left the run, or is out of it for good.
         """
         until_s, why = time.monotonic() + timeout_s, "nobody has answered"
+        if not self._asked_for:  # what has opened before this process asked for anything is not its own, whatever its site was in
+            self._opened = self.latest
         while (left_s := until_s - time.monotonic()) > 0:
             with self._lock:
                 self._look()

@@ -1,0 +1,66 @@
+"""A site that was killed and starts again at once: the session that its last process was in is not one of the new process."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from coordinator_toys import at, caller, spec
+
+from gossamer.wan.deadlines import Timeouts
+from gossamer.wan.records import Propose, Roster, Session, Verdict
+from gossamer.wan.sessions import NotYet, Sessions
+
+
+def session(number: int, *members: int) -> Session:
+    return Session(number=number, generation=0, epoch=3, round=9, members=members, donors=members, digest="09", by=None)
+
+
+class Client:
+    """Of site b, seat 1, at a coordinator that opens what it is told to."""
+
+    def __init__(self, latest: Session | None) -> None:
+        self.spec, self.seat, self.caller, self.astray, self.away_s = spec(), 1, caller("b", 1), None, None
+        self.timeouts = Timeouts.of(30.0)
+        self.asked: list[Propose] = []
+        self.opens: Session | None = None
+        self.tell(latest)
+
+    def tell(self, latest: Session | None) -> None:
+        self.session = latest
+        self.roster = Roster(run="demo", revision=1, epoch=3, generation=0, members=(), session=latest)
+
+    def hand_in(self, timeout_s: float) -> None: ...
+
+    def propose(self, request: Propose, timeout_s: float) -> Verdict:
+        self.asked.append(request)
+        if self.opens is None:
+            return Verdict(session=None, why="the session waits for c")
+        self.tell(self.opens)
+        return Verdict(session=self.opens)
+
+
+def sessions_of(client: Client) -> Sessions:
+    some: Any = SimpleNamespace(alive=lambda: (0, 2), gone=lambda: ())
+    return Sessions(client, alive=some.alive, gone=some.gone, ask=lambda seat, data: b"")  # type: ignore[arg-type]
+
+
+def test_the_session_of_an_earlier_process_is_not_entered() -> None:
+    client = Client(session(6, 0, 1, 2))
+    found = sessions_of(client)
+    for _ in range(2):
+        with pytest.raises(NotYet, match="waits for c"):
+            found.open(at(8, session=5), timeout_s=0.1)
+    assert {p.number for p in client.asked} == {7}
+    client.opens = session(7, 0, 1, 2)
+    assert found.open(at(8, session=5), timeout_s=5.0) == client.opens
+
+
+def test_what_opens_while_it_asks_is_entered_though_the_answer_was_lost() -> None:
+    client = Client(None)
+    found = sessions_of(client)
+    with pytest.raises(NotYet):
+        found.open(at(0), timeout_s=0.1)
+    client.tell(session(1, 0, 1, 2))
+    assert found.open(at(0), timeout_s=5.0) == session(1, 0, 1, 2)
