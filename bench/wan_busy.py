@@ -4,8 +4,9 @@
 
 The fleet, model, pace and lines are those of `bench.wan_time`. Each worker exchanges with two random peers a round (gasloc, two_peer, 8
 bits a number) while its inner steps run, and the plan gives each what it can do in the time of a round. Utilisation is inner steps over
-wall time, of the sites' own records: from the first inner step to the last, and with the start left out (from the third round on). Needs
-root, Linux and an emulator of lines (bench/wan_field.py). Writes results/wan_busy.json.
+wall time, of the sites' own records: from the first inner step to the last, and with the start left out (from the third round on);
+`with_the_end` and idle times are those of the summary, where the last exchange, under which nothing runs, counts too. Needs root, Linux
+and an emulator of lines (bench/wan_field.py). Writes results/wan_busy.json.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ def main() -> int:
         "from_third_round": [round(utilisation([r for r in one if r["round"] > 2]), 4) for one in rounds],
         "least": round(min(utilisation(one) for one in rounds), 4),
         "step_to_pace": [round(s / p, 3) for s, p in zip(steps_s, paces_s, strict=True)],
+        "with_the_end": summary["utilisation"]["workers"],
         "network_idle": summary["network_idle"]["workers"],
         "straggler_idle": summary["straggler_idle"]["workers"],
         "round_s": summary["wall_s"] / args.rounds,

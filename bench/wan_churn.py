@@ -154,6 +154,7 @@ def main() -> int:
         run.end(STAYS)
         final, counts = run.summary(STAYS)["final_loss"], run.watched[-1]["counts"]
         tokens = run.summary(STAYS)["tokens"]
+    print(json.dumps({"final_loss": final, "memory": flat, "counts": counts}), flush=True)
     losses = undisturbed(sets, args.seeds)
     figures = {
         "final_loss": final,
