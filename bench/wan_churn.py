@@ -6,7 +6,8 @@ Four sites on lines of 100 Mbit/s and 40 ms round trip. The first stays; the oth
 (SIGKILL) or join again with their own folder, so that two to four are there. Beside it the same configuration runs undisturbed in the
 simulator, whose bits are those of sites, with several seeds: their spread is the noise.
 
-    excess   = final loss with churn less the undisturbed one of the same seed, nats
+    excess   = final loss with churn less the undisturbed one of the same seed, nats; with as many sites as took part in the mean: less
+               that of undisturbed runs of 2, 3 and 4 sites, a straight line between them (fewer sites see fewer tokens)
     noise    = largest less smallest final loss of the undisturbed seeds
     memory   = resident MB of the site that stays, and of the coordinator: a line through all samples after the first quarter, its rise
                over the rest of the run, and the medians of the second and the last quarter; open files the same
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import signal
 import sys
 import tempfile
@@ -119,6 +121,13 @@ def churn(run: Field, events: int, every: int, rounds: int, seed: int) -> list[d
     return told
 
 
+def mean_sites(log: str, rounds: int) -> float:
+    """How many took part, over the rounds."""
+    found = [(int(at), len(who.split(", "))) for at, who in re.findall(r"^session \d+, from round (\d+): (.*)$", log, re.M)]
+    ends = [at for at, _ in found[1:]] + [rounds]
+    return sum((end - at) * k for (at, k), end in zip(found, ends, strict=True)) / rounds
+
+
 def undisturbed(sets: list[str], seeds: int) -> list[float]:
     """Final losses of the simulator."""
     out = []
@@ -153,15 +162,18 @@ def main() -> int:
         flat = memory.end()  # before the report is drawn
         run.end(STAYS)
         final, counts = run.summary(STAYS)["final_loss"], run.watched[-1]["counts"]
-        tokens = run.summary(STAYS)["tokens"]
+        sites = mean_sites(run.log(STAYS), args.rounds)
     print(json.dumps({"final_loss": final, "memory": flat, "counts": counts}), flush=True)
     losses = undisturbed(sets, args.seeds)
+    fewer = [undisturbed([*sets, f'fleet.name="uniform-{k}"'], 1)[0] for k in (2, 3)]
     figures = {
         "final_loss": final,
         "undisturbed": losses,
         "excess": final - losses[0],
         "noise": max(losses) - min(losses),
-        "tokens_share": tokens / (args.rounds * STEPS * 4 * 4 * 64),
+        "sites": sites,
+        "undisturbed_fewer": fewer,
+        "excess_as_many": final - float(np.interp(sites, [2, 3, 4], [*fewer, losses[0]])),
         "memory": flat,
         "counts": counts,
     }
