@@ -148,6 +148,10 @@ class Field:
             if process.poll() is None:
                 process.kill()
             process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    with suppress(OSError):
+                        pipe.close()
         if keep := os.environ.get("WAN_KEEP"):  # a folder for what the processes said, to look at afterwards
             shutil.rmtree(keep, ignore_errors=True)
             shutil.copytree(self.root, keep)

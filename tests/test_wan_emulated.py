@@ -66,7 +66,7 @@ def test_a_cut_line_carries_nothing_until_it_is_whole_again() -> None:
             assert reaches()
         finally:
             server.kill()
-            server.wait()
+            server.communicate()
 
 
 @emulated
