@@ -47,9 +47,6 @@ def _check_world(job: Job) -> None:
         check_ranks(job.method)
         if isinstance(job.method.inner, Muon):
             raise BadInput("inner optimizer muon needs whole matrices, which workers of several ranks do not have: use lion or adamw")
-
-
-def _check_returns(job: Job) -> None:
     if job.returns:
         raise BadInput(
             f"clock.back = {job.config.clock.back}: only a simulated worker comes back by itself; leave it out, or use gossamer simulate"
@@ -66,7 +63,6 @@ def launch_local(job: Job, out: Path, *, resume: bool = False) -> Path:
     """
     job.pace_s(0)  # refuses, before anything is made, a slow-down of workers without a pace
     _check_world(job)
-    _check_returns(job)
     corpus = job.corpus()  # made once, before all workers ask for it
     if not resume:
         RunFolder.create(out, job.config, facts_of(job, corpus, "net"))
@@ -104,7 +100,6 @@ def work(job: Job, out: Path, *, resume: bool = False) -> Path:
         RunFailed: the run could not go on.
     """
     _check_world(job)
-    _check_returns(job)
     torch.set_num_threads(job.config.run.threads_per_worker)
     job.pace_s(0)
     corpus = job.corpus()
