@@ -54,6 +54,7 @@ def test_one_fault_after_the_other(text: Path, tmp_path: Path) -> None:  # noqa:
         run.kill("porto", signal.SIGSTOP)
         run.says("lyon", r"site porto is gone")
         meets(run, "lyon", "oslo")
+        run.says("lyon", r"goes on with round \d+ after the \d+ inner steps of it")  # it had waited for porto, with all of them done
         run.trains("lyon", 2)
         run.kill("porto", signal.SIGCONT)
         run.says("porto", "took the state after round")

@@ -107,6 +107,7 @@ class SiteHooks:
             self._loss = self._judge(state.x)
             self.add("metrics.jsonl", evaluation(round, self.me, state.tokens, time_s, self._loss))
         self.held = Snapshot.of(state, body, time_s, self.session)
+        self.passed()
         if self._due(self.job.config.checkpoint.every, round):
             self.save()
         if self.job.kills.get(self.me) == round:
@@ -137,6 +138,9 @@ class SiteHooks:
 
     trouble: Callable[[str], None] = staticmethod(lambda text: None)
     """Told what goes wrong without ending the run."""
+
+    passed: Callable[[], None] = staticmethod(lambda: None)
+    """Told of each boundary."""
 
     told: Callable[[dict[str, Any]], None] = staticmethod(lambda record: None)
     """Told each record of what the run does."""

@@ -40,6 +40,7 @@ from gossamer.real.driver import run
 from gossamer.real.group import Group
 from gossamer.train.compute import TrainBody
 from gossamer.train.data import Corpus
+from gossamer.train.resuming import Resuming
 from gossamer.wan.calls import Away
 from gossamer.wan.deadlines import Deadline
 from gossamer.wan.loop import io_loop
@@ -51,6 +52,7 @@ from gossamer.wan.wire import Links
 from gossamer.worker.peer import peer
 from gossamer.worker.regroup import regroup
 from gossamer.worker.state import State
+from gossamer.worker.stream import held as outset
 
 log = logging.getLogger(__name__)
 _OVER = "over "
@@ -97,6 +99,7 @@ class SiteRun:
         self.folder: RunFolder
         self.hooks: SiteHooks
         self.body: TrainBody
+        self.resuming: Resuming
 
     # ---- life
 
@@ -107,6 +110,7 @@ class SiteRun:
         self._join()
         me = self.client.seat
         self.body = self.job.body(me, self.corpus, self.job.pace_s(me))
+        self.resuming = Resuming(self.body)
         held = read_latest(self.job, folder.checkpoints, me, self.body)
         if held is None:
             held = Snapshot.of(self.job.first_state(me, master(self.body.tree)), self.body, 0.0, 0)
@@ -114,7 +118,7 @@ class SiteRun:
         with Progress(self.job.method.rounds, title, first_round=held.state.round, first_tokens=held.state.tokens) as progress:
             self.hooks = hooks = SiteHooks(self.job, folder, self.corpus, progress, me, self._after_round)
             hooks.held, hooks.session, hooks.trouble = held, held.session, self._say
-            hooks.told = self.ops.note
+            hooks.told, hooks.passed = self.ops.note, self.resuming.boundary
             hooks.begun_s = time.monotonic() - held.time_s
             hooks.back_to(held.state.round)
             try:
@@ -220,7 +224,7 @@ class SiteRun:
             self._apart = Apart(self.spec, self.neighbours, group, names.get)
             with Slow(self.spec, self.deadline, self.neighbours, group):
                 state, _ = run(
-                    peer(self.job.seat(me), state), self.body, hooks, group, start_s=hooks.now_s(), rounds0=session.round,
+                    peer(self.job.seat(me), state), self.resuming, hooks, group, start_s=hooks.now_s(), rounds0=session.round,
                     ahead=self.job.config.run.ahead, on_signal=self.on_signal,
                 )  # fmt: skip
             ended = state.round >= self.job.method.rounds
@@ -245,6 +249,7 @@ class SiteRun:
                 self._say(f"session {session.number} ends here: {error}")
         finally:
             self._group = None
+            self.resuming.break_off()
             if group is not None:
                 group.abort(RunFailed("this session is over"))
             links.close()
@@ -260,7 +265,11 @@ class SiteRun:
         if me in session.donors:
             state = Snapshot.of(held.state, self.body, 0.0, 0).state
             self.body.load_state(held.body)
+            self.resuming.begin(state.local or outset(seat, state))
+            if kept := self.resuming.kept:
+                self._say(f"goes on with round {session.round + 1} after the {kept} inner steps of it that this site has taken")
         else:
+            self.resuming.begin(None)
             state = self._heal(session, held, group)
         hooks.back_to(session.round)
         held = Snapshot.of(state, self.body, hooks.now_s(), session.number)

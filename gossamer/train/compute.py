@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,18 @@ from gossamer.worker.effects import Done, Work
 
 Precision: TypeAlias = Literal["fp32", "bf16"]
 _RNG, _CUDA_RNG = "rng", "rng_cuda"
+
+
+class Taken(NamedTuple):
+    """How far a stretch of inner steps has come."""
+
+    steps: int = 0
+    tokens: int = 0
+    loss_sum: Tensor | float = 0.0
+    """Sum over the tokens of the loss in nats, float64."""
+
+
+_NONE = Taken()
 
 
 class TrainBody:
@@ -96,20 +108,26 @@ class TrainBody:
         self.steps = 0
         """Optimizer steps taken."""
         self.between_steps: Callable[[], None] = lambda: None
-        """Called before each inner step. What it raises ends `compute`, and leaves a body that must `load` and `load_state` anew."""
+        """Called before each inner step. What it raises ends `compute` there; `taken` tells after how many steps."""
+        self.taken = _NONE
+        """How far the last stretch of inner steps has come."""
         own = (worker, ranks.rank) if ranks and ranks.rank else (worker,)
         key = int(words(1, seed, Stream.INIT, 1, *own)[0] >> 1)
         self._rng = torch.Generator().manual_seed(key).get_state()
         self._cuda_rng = torch.Generator(self.device).manual_seed(key).get_state() if self.device.type == "cuda" else None
 
-    def compute(self, work: Work) -> Done:
-        """Takes the steps of `work`. `steps` and `apply` give the parameters, `grad` the mean gradient of one batch, not clipped."""
+    def compute(self, work: Work, taken: Taken = _NONE) -> Done:
+        """Takes the steps of `work`. `steps` and `apply` give the parameters, `grad` the mean gradient of one batch, not clipped.
+
+        Args:
+            taken: of `steps`, what has been done of them before.
+        """
         self.model.train()
         with self._own_randomness():
             if work.kind == "apply":
                 return self._apply(work)
             begin_s = time.monotonic()
-            done = self._grad(work) if work.kind == "grad" else self._steps(work)
+            done = self._grad(work) if work.kind == "grad" else self._steps(work, taken)
         return done if self.ranks is None else self._agreed(done, time.monotonic() - begin_s, self.ranks)
 
     @property
@@ -172,17 +190,20 @@ class TrainBody:
         if self._cuda_rng is not None and _CUDA_RNG in state:
             self._cuda_rng = state[_CUDA_RNG].clone()
 
-    def _steps(self, work: Work) -> Done:
+    def _steps(self, work: Work, taken: Taken) -> Done:
         start = time.monotonic()
-        total = torch.zeros((), dtype=torch.float64, device=self.device)
-        tokens = 0
-        for h in range(work.steps):
+        first, tokens = taken.steps, taken.tokens
+        total = torch.zeros((), dtype=torch.float64, device=self.device) + taken.loss_sum
+        self.taken = taken
+        for h in range(first, work.steps):
             self.between_steps()
+            self.taken = _NONE  # within a step, what there is cannot be gone on from
             loss, n = self._backward(work.batch)
-            total += loss.double() * n
+            total = total + loss.double() * n
             tokens += n
             self._step(work.tokens0 + h * work.tokens_per_step)
-            self._sleep_until(start, h + 1, work.tokens0)
+            self.taken = Taken(h + 1, tokens, total)
+            self._sleep_until(start, h + 1 - first, work.tokens0)
         return Done(dict(self._live), tokens, float(total))
 
     def _grad(self, work: Work) -> Done:
@@ -259,10 +280,12 @@ class TrainBody:
             torch.set_rng_state(self._rng)
             if self._cuda_rng is not None:
                 torch.cuda.set_rng_state(self._cuda_rng, self.device)
-            yield
-            self._rng = torch.get_rng_state()
-            if cuda:
-                self._cuda_rng = torch.cuda.get_rng_state(self.device)
+            try:
+                yield
+            finally:
+                self._rng = torch.get_rng_state()
+                if cuda:
+                    self._cuda_rng = torch.cuda.get_rng_state(self.device)
 
 
 def mean_loss(model: nn.Module, batch: Tensor, precision: Precision = "fp32", reduction: str = "mean") -> Tensor:
