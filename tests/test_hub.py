@@ -27,7 +27,7 @@ from gossamer.core.exchange import Gather as Direct
 from gossamer.core.exchange import Hub
 from gossamer.core.matching import Rates
 from gossamer.core.method import Method
-from gossamer.core.star import best_connected
+from gossamer.core.star import best_connected, middle
 from gossamer.core.topology import TwoPeer
 from gossamer.recipes import Setting, ddp, diloco, gasloc, geomesh, local_sgd, streaming_diloco
 from gossamer.recipes.sync import sparse_loco
@@ -208,6 +208,30 @@ def test_without_its_hub_a_star_has_another_one(name: str, members: list[int]) -
         ends.append([state for state in world.run(resume=states, members=members) if state])
     assert len(ends[0]) == len(members) and same(*ends)
     assert m.n == N and not same(ends[0], [replace(state, x=toy_start()) for state in ends[0]])
+
+
+def test_the_hub_that_takes_over_is_the_best_connected_of_those_who_are_there() -> None:
+    """Worker 2 is best connected, then 1; 0 is the lowest, on the slowest line. All of them see the same one, and the bits stay."""
+    fast = (900.0, 900.0, 900.0, 900.0)
+    rates = Rates((100.0, 500.0, 900.0, 300.0), fast, (0, 1, 2, 3), (fast,) * 4)
+    setting = replace(SETTING, rates=lambda: rates)
+    star, direct = diloco(setting, exchange="hub"), diloco(setting, exchange="gather")
+    assert isinstance(star.exchange, Hub) and star.exchange.at == 2
+    for members, hub in (([0, 1, 3], 1), ([0, 3], 0), ([0, 1, 2], 2)):
+        ends, sent = [], []
+        for m in (star, direct):
+            states = []
+            for i in range(N):
+                state = start(Seat(i, m, toy_layout(), run_id=7), toy_start())
+                state.roll.enter(0, frozenset(range(N)).difference(members))
+                states.append((state, ToyBody(i, m.inner).state()))
+            world = Lockstep(m)
+            ends.append([state for state in world.run(resume=states, members=members) if state])
+            sent.append(world.sent)
+        assert same(*ends)
+        if len(members) > 2:
+            assert max(range(N), key=lambda i: sent[0][i]) == hub
+        assert middle(star.exchange, star.codec, tuple(members)) == hub
 
 
 # --- who is the hub, and what it costs

@@ -32,6 +32,8 @@ METHODS = {
     "diloco": diloco(SETTING),
     "geomesh": geomesh(UNEQUAL),
     "geomesh_overlap": geomesh(UNEQUAL, overlap=0.3),
+    "diloco_star": diloco(SETTING, exchange="hub", hub=1),
+    "geomesh_star": geomesh(UNEQUAL, exchange="hub", hub=2, overlap=0.3),
     "gasloc": gasloc(UNEQUAL, topology="two_peer"),
     "gasloc_mod4": gasloc(UNEQUAL, topology="two_peer", codec="mod4"),
 }

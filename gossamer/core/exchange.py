@@ -8,12 +8,13 @@ Hub      over one worker, which hands on what all have said        payload; the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, TypeAlias
 
 from gossamer.core.codec import Fp32
 from gossamer.core.codec.base import Format
 from gossamer.core.fragment import shards
+from gossamer.core.matching import Rates
 from gossamer.core.tree import Layout
 
 
@@ -64,7 +65,9 @@ class Hub:
     Complete graph only. For sites that reach one of them better than each other."""
 
     at: int
-    """The worker that is the hub."""
+    """The worker that is the hub, where it takes part."""
+    rates: Rates | None = field(default=None, repr=False)
+    """By which another one is chosen where it does not (`gossamer.core.star.middle`); None: the lowest."""
     everybody: ClassVar[bool] = False
     meets: ClassVar[bool] = True
 

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
+from gossamer.core.codec.base import Format
+from gossamer.core.exchange import Hub
 from gossamer.core.matching import Rates
+from gossamer.core.tree import Part
 from gossamer.core.wires import Arrival, Free, Net
+
+_MILLION = (Part("million", 1_000_000, 0, 1_000_000, 1000),)
 
 
 def best_connected(rates: Rates, handed: float) -> int:
@@ -28,6 +35,33 @@ def best_connected(rates: Rates, handed: float) -> int:
     outward = np.maximum(pace.max(axis=1), (n - 1) / up)
     cost = inward + handed * outward
     return min(range(n), key=lambda i: (cost[rates.kind[i]], i))
+
+
+def middle(hub: Hub, codec: Format, workers: tuple[int, ...]) -> int:
+    """The worker in the middle of a star among `workers`, the same wherever it is asked: the hub; where it is none of them the
+    best-connected of them, for what the codec makes of a matrix of a million parameters; where no rates are known the lowest.
+
+    >>> from gossamer.core.codec import Fp32
+    >>> links = ((100.0, 100.0, 9.0), (100.0, 100.0, 100.0), (9.0, 100.0, 100.0))
+    >>> rates = Rates((500.0, 500.0, 50.0), (500.0,) * 3, (0, 1, 2), links)
+    >>> [middle(Hub(2, rates), Fp32(), workers) for workers in ((0, 1, 2), (0, 1), (0,))]
+    [2, 0, 0]
+    """
+    if hub.at in workers:
+        return hub.at
+    if hub.rates is None or len(workers) == 1:
+        return min(workers)
+    return _best_of(hub.rates, workers, handed(codec, len(workers)))
+
+
+@lru_cache(maxsize=1024)
+def _best_of(rates: Rates, workers: tuple[int, ...], handed: float) -> int:
+    return workers[best_connected(rates.among(workers), handed)]
+
+
+def handed(codec: Format, n: int) -> float:
+    """What the hub of n workers hands to each, counted in what each says, for a matrix of a million parameters."""
+    return sum(Hub(0).hands(codec, _MILLION, n, 0)) / codec.nbytes(_MILLION)
 
 
 def inward(net: Net, free: Free, hub: int, launch_s: np.ndarray, ready_s: np.ndarray, nbytes: float) -> Arrival:

@@ -12,12 +12,12 @@ from gossamer.core.errors import BadInput
 from gossamer.core.exchange import Exchange, Gather, Hub, Ring, Shard
 from gossamer.core.feedback import Feedback
 from gossamer.core.inner import Lion
+from gossamer.core.matching import Rates
 from gossamer.core.method import Method
 from gossamer.core.outer import Average, GradientMean, OuterSGD
 from gossamer.core.replan import Replan
-from gossamer.core.star import best_connected
+from gossamer.core.star import best_connected, handed
 from gossamer.core.topology import Complete
-from gossamer.core.tree import Part
 from gossamer.recipes.setting import ADAMW, Setting
 
 CodecName = Literal["fp32", "fp16", "bf16", "int8", "sign", "topk"]
@@ -33,7 +33,7 @@ _EXCHANGES: dict[str, Exchange] = {"gather": Gather(), "shard": Shard(), "ring":
 def _exchange(setting: Setting, name: ExchangeName, codec: Codec, hub: int) -> Exchange:
     """`auto` chooses only among routes of equal mathematics: shard where the codec is lossless, else gather."""
     if name == "hub":
-        return Hub(_best(setting, codec) if hub == -1 else hub)
+        return Hub(_best(setting, codec) if hub == -1 else hub, _rates(setting, named=hub != -1))
     if hub != -1:
         raise BadInput(f'hub = {hub} names the worker in the middle of exchange "hub", and exchange is "{name}": set it, or leave hub out')
     return _EXCHANGES[("gather" if codec.lossy else "shard") if name == "auto" else name]
@@ -45,9 +45,19 @@ def _best(setting: Setting, codec: Codec) -> int:
         return 0
     if setting.rates is None:
         raise BadInput("the best-connected worker is found by the fleet's links, and there is no fleet: name the hub")
-    layout = (Part("million", 1_000_000, 0, 1_000_000, 1000),)
-    handed = sum(Hub(0).hands(codec, layout, setting.n, 0)) / codec.nbytes(layout)
-    return best_connected(setting.rates(), handed)
+    return best_connected(setting.rates(), handed(codec, setting.n))
+
+
+def _rates(setting: Setting, *, named: bool) -> Rates | None:
+    """By which another hub is chosen. None: the hub is named, and there is no fleet, or one of too many unlike workers."""
+    if setting.rates is None:
+        return None
+    try:
+        return setting.rates()
+    except BadInput:
+        if not named:
+            raise
+        return None
 
 
 def _feedback(at: ErrorFeedback | bool) -> Feedback | None:

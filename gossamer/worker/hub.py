@@ -8,6 +8,7 @@ from gossamer.core.codec import Fp32
 from gossamer.core.combine import Piece
 from gossamer.core.errors import RunFailed
 from gossamer.core.exchange import Hub
+from gossamer.core.star import middle
 from gossamer.core.tree import Tree
 from gossamer.worker.effects import Addr, Effect, Expect, Reply, Send, Span, Tag
 from gossamer.worker.mean import Heard, Own, expect, gather, mean_weights, refused_of, verify
@@ -21,7 +22,7 @@ _FULL = Fp32()
 
 class HubPlan:
     """Everybody sends to the hub, which hands on what all have said: their packets, or their headers and the float32 mean. Where the
-    hub does not take part, the first who does takes its place."""
+    hub does not take part, the best-connected of those who do takes its place."""
 
     def expects(self, seat: Seat, round: int, met: bool = False) -> Iterator[Expect]:
         hub = _hub(seat)
@@ -104,7 +105,7 @@ def _mixed(seat: Seat, round: int, packets: Mapping[Addr, Packet], like: Tree) -
 
 def _hub(seat: Seat) -> Addr:
     assert isinstance(seat.method.exchange, Hub)
-    return seat.method.exchange.at if seat.method.exchange.at in seat.everybody else seat.everybody[0]
+    return middle(seat.method.exchange, seat.method.codec, tuple(seat.everybody))
 
 
 def _handed(seat: Seat) -> tuple[int, ...]:
