@@ -124,9 +124,15 @@ class Line:
         with suppress(OSError):
             while True:
                 near, _ = self._server.accept()
-                far = socket.create_connection(self._far)
+                try:
+                    far = socket.create_connection(self._far)
+                except OSError:
+                    near.close()
+                    raise
                 with self._lock:
                     self._sockets += [near, far]
+                if self._over:
+                    self.cut()
                 for a, b, forth in ((near, far, True), (far, near, False)):
                     threading.Thread(target=self._pass, args=(a, b, forth), daemon=True).start()
 

@@ -81,6 +81,7 @@ class Presence:
         with suppress(Exception):
             self.client.close()
         self.neighbours.close()
+        in_loop(self.doors.lines.close())
         if self._relay is not None:
             self._relay.close()
         in_loop(self.port.stop())

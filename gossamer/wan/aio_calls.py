@@ -56,6 +56,11 @@ class AioChannel:
 
         return call
 
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+        """As of grpc.aio.Channel."""
+        state: grpc.ChannelConnectivity = self._raw.get_state(try_to_connect)
+        return state
+
     async def close(self, grace: float | None = None) -> None:
         """As of grpc.aio.Channel."""
         await self._raw.close(grace)

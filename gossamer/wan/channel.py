@@ -66,10 +66,9 @@ class Stream(Protocol):
 
 
 class Dialled:
-    """The side that has dialled; it owns the channel."""
+    """The side that has dialled."""
 
-    def __init__(self, channel: grpc.aio.Channel, method: str) -> None:
-        self._channel = channel
+    def __init__(self, channel: Any, method: str) -> None:
         self._call = channel.stream_stream(f"/{SERVICE}/{method}")(wait_for_ready=False)
 
     async def read(self) -> bytes | None:
@@ -83,11 +82,6 @@ class Dialled:
 
     def cancel(self) -> None:
         self._call.cancel()
-
-    async def close(self) -> None:
-        """Ends the stream and the connection."""
-        self._call.cancel()
-        await self._channel.close()
 
 
 @contextmanager
@@ -145,6 +139,8 @@ class Session:
         self.mark = mark
         self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Why it has ended."""
+        self.well = False
+        """It has ended at the peer's word, so that its connections are good."""
         self.paces = [Pace(CHANNEL_GAIN, 2) for _ in range(channels)]
         self.pace = Pace(PAIR_GAIN, 2 * channels)
         self.control_bytes = [0, 0]
@@ -191,6 +187,7 @@ class Session:
         async def guarded() -> None:
             try:
                 await job
+                self.well = not self.over.done() or self.well
                 self.end("the connection was closed")
             except asyncio.CancelledError:
                 self.end("the connection was closed")
@@ -204,6 +201,7 @@ class Session:
         task = asyncio.get_running_loop().create_task(guarded())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: job.close())  # of one that was cancelled before it had begun
 
     # ---- control
 
@@ -244,8 +242,9 @@ class Session:
             for frame in unpack_control(data):
                 if isinstance(frame, Beat):
                     self.say(Echo(number=frame.number))
-                else:
-                    self._owner.control(frame)
+                    continue
+                self.well = self.well or isinstance(frame, Bye)
+                self._owner.control(frame)
                 if isinstance(frame, Bye):
                     return
 

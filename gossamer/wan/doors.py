@@ -13,6 +13,7 @@ from gossamer.wan.calls import Channel, plain
 from gossamer.wan.certificates import Identity
 from gossamer.wan.dial import Dial
 from gossamer.wan.guard import AioGuard, caller_of
+from gossamer.wan.lines import Lines
 from gossamer.wan.trust import Party, check_plain
 
 
@@ -40,6 +41,8 @@ class Doors:
         self.me, self._party, self._identity = me, party, identity
         self._guard = None if party is None else AioGuard(me, lambda run: party if run == party.terms.run else None, identity)
         self._dials: dict[tuple[str, str], Dial] = {}
+        self.lines = Lines()
+        """Connections between sessions."""
 
     def coordinator(self, address: str) -> Channel:
         """Channels to the coordinator, for threads.
@@ -64,12 +67,14 @@ class Doors:
     def access(self, name_of: Callable[[int], str | None]) -> Access:
         """For Links and their Port. `name_of`: the site with a seat, as the roster says; None: nobody."""
         guard = self._guard
-        if guard is None:
-            return Access(listen=_listen_plain)
 
         def channel(seat: int, peer: Peer, options: Options) -> Any:
             assert peer.address is not None
-            return self.channel(name_of(seat) or "", peer.address, options)
+            site, address = name_of(seat) or "", peer.address
+            return self.lines.take((site, address, tuple(options)), lambda: self.channel(site, address, options))
+
+        if guard is None:
+            return Access(channel, _listen_plain)
 
         def admit(seat: int, context: Any) -> str | None:
             site, meant = caller_of(context).site, name_of(seat)

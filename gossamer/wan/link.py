@@ -104,6 +104,8 @@ class Link:
         self.session: Session | None = None
         self.over: str | None = None
         """Why nothing more can pass, where that is so."""
+        self.parted = False
+        """One of both has taken leave."""
         self.met = asyncio.Event()
         """The first session has begun, or none will."""
         self.trouble = "it was not reached yet"
@@ -282,6 +284,7 @@ class Link:
             self._closed.add(frame.wire)
             self._fail(frame.wire, f"site {self.src} has closed its wire")
         elif isinstance(frame, Bye):
+            self.parted = True
             self.die(f"site {self.src} has left ({frame.why})")
         else:
             raise FrameError(f"a {frame.kind} frame within a session")

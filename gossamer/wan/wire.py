@@ -27,6 +27,7 @@ from gossamer.real.wire import LinkDown
 from gossamer.wan.access import Access, Peer
 from gossamer.wan.channel import CHANNEL_OPTIONS, Dialled, Session, words
 from gossamer.wan.frames import Attach, Bye, Control, FrameError, Hello, Welcome, pack_control
+from gossamer.wan.lines import Line
 from gossamer.wan.link import Link, LinkSettings, Traffic, WireName
 from gossamer.wan.listening import GREET_S, Listener, Port, only
 from gossamer.wan.loop import in_loop, io_loop
@@ -202,7 +203,8 @@ class Links:
             if link.incarnation is not None and await knock(address, self.settings.beat_s) == "refused":
                 link.die(f"its process has ended ({link.trouble}, and a new connection is refused)")
                 return
-            channels: list[Dialled] = []
+            channels = [self._channel(link, i) for i in range(1 + self.settings.channels)]
+            session: Session | None = None
             try:
                 session = await asyncio.wait_for(self._greet(link, channels), GREET_S)
                 since_s = time.monotonic()
@@ -220,43 +222,48 @@ class Links:
             except Exception as error:  # of gRPC, which has several for a stream that has ended: dial again
                 link.trouble = f"{type(error).__name__}: {error}"[:200]
             finally:
+                keep = link.parted and session is not None and session.well
                 for channel in channels:
                     with suppress(Exception):
-                        await channel.close()
+                        await (channel.close(keep=keep) if isinstance(channel, Line) else channel.close())
             if link.over is None:
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(max(2 * backoff_s, _BACKOFF_S), _MOST_BACKOFF_S)
 
-    async def _greet(self, link: Link, channels: list[Dialled]) -> Session:
+    async def _greet(self, link: Link, channels: Sequence[Any]) -> Session:
         """A session with a peer that listens."""
         k = self.settings.channels
         hello = Hello(
             run=self.run, sender=self.me, receiver=link.src, incarnation=self.incarnation, known=link.incarnation,
             channels=k, terms=self._terms,
         )  # fmt: skip
-        control = self._open(link, "control", 0, channels)
-        await control.write(pack_control([hello]))
-        welcome = only(await control.read(), Welcome)
-        if link.incarnation is not None and link.incarnation != welcome.incarnation:
-            link.die("its process has ended (another one answers in its place)")
-            raise FrameError(link.trouble)
-        link.incarnation = welcome.incarnation
-        session = Session(link, welcome.session, control, k)
+        for channel in channels[1:]:
+            channel.get_state(try_to_connect=True)  # all connect at once
+        control = Dialled(channels[0], "control")
+        streams: list[Dialled] = []
         try:
-            for i in range(k):
-                stream = self._open(link, "data", 1 + i, channels)
-                await stream.write(pack_control([Attach(session=welcome.session, channel=i)]))
-                session.attach(i, stream)
+            await control.write(pack_control([hello]))
+            welcome = only(await control.read(), Welcome)
+            if link.incarnation is not None and link.incarnation != welcome.incarnation:
+                link.die("its process has ended (another one answers in its place)")
+                raise FrameError(link.trouble)
+            link.incarnation = welcome.incarnation
+            streams += [Dialled(channel, "data") for channel in channels[1:]]
+            await asyncio.gather(
+                *(stream.write(pack_control([Attach(session=welcome.session, channel=i)])) for i, stream in enumerate(streams))
+            )
         except BaseException:
-            session.end("it could not be completed")
+            for stream in (control, *streams):
+                stream.cancel()
             raise
+        session = Session(link, welcome.session, control, k)
+        for i, stream in enumerate(streams):
+            session.attach(i, stream)
         link.begin(session)
         return session
 
-    def _open(self, link: Link, method: str, number: int, channels: list[Dialled]) -> Dialled:
-        options = (*CHANNEL_OPTIONS, ("gossamer.channel", number))
-        channels.append(Dialled(self._access.channel(link.src, link.peer, options), method))
-        return channels[-1]
+    def _channel(self, link: Link, number: int) -> Any:
+        return self._access.channel(link.src, link.peer, (*CHANNEL_OPTIONS, ("gossamer.channel", number)))
 
     # ---- life
 
@@ -323,6 +330,8 @@ class Links:
         while any(link.busy for link in self.links.values()) and time.monotonic() < deadline_s:
             await asyncio.sleep(0.005)
         sessions = [link.session for link in self.links.values() if link.session is not None]
+        for link in self.links.values():
+            link.parted = True
         for session in sessions:
             session.say(Bye(why=why))
         if sessions:  # who is told ends the session
