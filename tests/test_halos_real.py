@@ -242,7 +242,8 @@ def test_ahead_counts_workers_and_no_server() -> None:
             rounds[worker].append(time.monotonic())
 
     in_reality(m, (0.005, 0.1), hooks_of=lambda seat: Clock() if seat < 2 else None, ahead=1)
-    assert all(fast >= slow - 0.1 for fast, slow in zip(rounds[0][1:], rounds[1], strict=False)), "one round ahead at the most"
+    # A worker tells of a round before its hook does, and of the next one after it: so this holds without any tolerance.
+    assert all(fast >= slow for fast, slow in zip(rounds[0][2:], rounds[1], strict=False)), "one round ahead at the most"
 
 
 # --- whole runs
