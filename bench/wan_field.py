@@ -70,6 +70,14 @@ class Wan:
         """Equal lines."""
         return cls(n, {(i, j): (mbps, one_way_ms) for i in range(n) for j in range(n) if i != j}, (mbps,) * n, **more)
 
+    @classmethod
+    def home(cls, n: int, mbps: float, one_way_ms: float, down_mbps: float, up_mbps: float, **more: float) -> Wan:
+        """Equal lines, but for the last site: a home, which sends less than it can take."""
+        rate = {
+            (i, j): up_mbps if i == n - 1 else min(mbps, down_mbps) if j == n - 1 else mbps for i in range(n) for j in range(n) if i != j
+        }
+        return cls(n, {at: (r, one_way_ms) for at, r in rate.items()}, (*(mbps,) * (n - 1), up_mbps), **more)
+
     def text(self, gen: str) -> str:
         """The configuration, from one of n + 1 equal nodes."""
         out = []

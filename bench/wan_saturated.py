@@ -2,7 +2,8 @@
 
     python -m bench.wan_saturated --emulator PATH [--seconds 60]
 
-Four sites with 10 Mbit/s and 40 ms round trip each train a model whose exchange takes many times as long as its inner steps, synchronously
+Four sites with 10 Mbit/s and 40 ms round trip each, and again with one of them at home (20 Mbit/s down, 2 Mbit/s up, and 0.1 % of all
+packets lost on all lines), train a model whose exchange takes many times as long as its inner steps, synchronously
 (diloco) and by gossip (gasloc, two_peer), with short leases: wan.deadline_s = 12 makes them 4 s. The coordinator is asked twice a second.
 Nothing may happen to the membership: one session, one epoch, no lease that expires. Needs root, Linux and an emulator of lines
 (bench/wan_field.py). Writes results/wan_saturated.json.
@@ -29,8 +30,14 @@ METHODS: dict[str, dict[str, object]] = {
 }
 
 
-def measure(emulator: str, sets: list[str], seconds: float) -> dict[str, Any]:
-    with field(emulator, Wan.equal(4, MBPS, ONE_WAY_MS), sets) as run:
+LINES = {
+    "equal": Wan.equal(4, MBPS, ONE_WAY_MS),
+    "home": Wan.home(4, MBPS, ONE_WAY_MS, 20.0, 2.0, loss_pct=0.1),
+}
+
+
+def measure(emulator: str, wan: Wan, sets: list[str], seconds: float) -> dict[str, Any]:
+    with field(emulator, wan, sets) as run:
         run.watch()
         run.join(*SITES)
         for site in SITES:
@@ -44,9 +51,9 @@ def measure(emulator: str, sets: list[str], seconds: float) -> dict[str, Any]:
         away = sum(run.log(site).count("does not answer") - before[site] for site in SITES)
         run.leave(*SITES)
     used = []
-    for one in rounds.values():
+    for one, mbps in zip(rounds.values(), wan.send_mbps, strict=True):
         later = [r for r in one if r["round"] > 1]
-        used.append(8e-6 * sum(r["bytes_sent"] for r in later) / sum(r["wall_s"] for r in later) / MBPS)
+        used.append(8e-6 * sum(r["bytes_sent"] for r in later) / sum(r["wall_s"] for r in later) / mbps)
     counts = asked[-1]["counts"]
     return {
         "line_filled": [round(u, 3) for u in used],
@@ -68,12 +75,14 @@ def main() -> int:
     if args is None:
         return 0
     before, found = machine(), {}
-    for name, options in METHODS.items():
-        found[name] = measure(args.emulator, sets_of(**BASE, **options), args.seconds)
-        print(name, json.dumps(found[name]), flush=True)
+    for line, wan in LINES.items():
+        for method, options in METHODS.items():
+            name = f"{method}_{line}"
+            found[name] = measure(args.emulator, wan, sets_of(**BASE, **options), args.seconds)
+            print(name, json.dumps(found[name]), flush=True)
     flaps = sum(f["counts_changed"] or len(f["epochs"]) != 1 or not f["all_in"] for f in found.values())
-    line = {"mbps": MBPS, "rtt_ms": 2 * ONE_WAY_MS, "lease_s": DEADLINE_S / 3}
-    write("wan_saturated", {"command": command("bench.wan_saturated"), "machine": before, "line": line, "flaps": flaps, "runs": found})
+    shape = {"mbps": MBPS, "rtt_ms": 2 * ONE_WAY_MS, "lease_s": DEADLINE_S / 3}
+    write("wan_saturated", {"command": command("bench.wan_saturated"), "machine": before, "line": shape, "flaps": flaps, "runs": found})
     return 0
 
 

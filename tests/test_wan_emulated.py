@@ -83,8 +83,11 @@ def test_who_was_cut_off_comes_back(name: str) -> None:
 
 @emulated
 @pytest.mark.timeout(400)
-def test_payload_that_fills_a_line_leaves_the_membership_alone() -> None:
-    found = wan_saturated.measure(EMULATOR, sets_of(**wan_saturated.BASE, **wan_saturated.METHODS["gossip"]), 15.0)
+@pytest.mark.parametrize("line", [*wan_saturated.LINES])
+def test_payload_that_fills_a_line_leaves_the_membership_alone(line: str) -> None:
+    found = wan_saturated.measure(
+        EMULATOR, wan_saturated.LINES[line], sets_of(**wan_saturated.BASE, **wan_saturated.METHODS["gossip"]), 15.0
+    )
     assert found["asked"] > 5
     assert (found["sessions"], found["late"]) == (1, 0)
     assert found["all_in"] and not found["counts_changed"]

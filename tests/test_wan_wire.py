@@ -123,6 +123,29 @@ def test_a_cut_in_the_middle_is_mended_and_only_the_rest_is_sent_again() -> None
         assert traffic.resent_bytes < 4_000_000, "it began from the start again"
 
 
+def test_a_slow_line_that_is_full_both_ways_is_not_taken_for_a_dead_one() -> None:
+    """A line of a home, ten times slower forth than back: beats of a tenth of a second pass all the time, and a note overtakes."""
+    slow = LinkSettings(beat_s=0.1, silent_s=1.0, patience_s=5.0)
+    with line_between(slow, (20.0, 2.0)) as (_, _, _, *pair):  # site 1 dials: what it sends goes forth
+        forth, back = bytes_like(1, 6_000_000), bytes_like(2, 600_000)
+        got = empty(forth.numel()), empty(back.numel())
+        wires, notes = [s.wire("data") for s in pair], [s.wire("notes") for s in pair]
+        begun_s = time.monotonic()
+        works = [wires[0].recv(got[0], 1, 1), wires[1].recv(got[1], 0, 1), wires[1].send(forth, 0, 1), wires[0].send(back, 1, 1)]
+        time.sleep(0.7)
+        note = empty(8)
+        incoming = notes[1].recv(note, 0, 0)
+        notes[0].send(bytes_like(3, 8), 1, 0)
+        incoming.wait()
+        passed_s = time.monotonic() - begun_s
+        for work in works:
+            work.wait()
+        assert torch.equal(got[0], forth) and torch.equal(got[1], back) and torch.equal(note, bytes_like(3, 8))
+        assert passed_s < time.monotonic() - begun_s, "the note has waited for the payload"
+        assert [s.traffic()[1 - s.me].sessions for s in pair] == [1, 1]
+        assert [s.traffic()[1 - s.me].resent_bytes for s in pair] == [0, 0]
+
+
 def test_a_line_that_is_dark_for_a_while_is_mended() -> None:
     with line_between(LinkSettings(beat_s=0.1, silent_s=0.3, patience_s=60)) as (near, far, line, _, dialler):
         message, got = bytes_like(5, 1_000_000), empty(1_000_000)

@@ -105,10 +105,13 @@ def in_sites(n: int, job: Callable[[Group], Any], *, timeout_s: float = 90.0, su
 class Line:
     """A TCP line to 127.0.0.1:`port`, at `address`. It can be cut, which ends its connections, and go dark, which only stops them.
 
-    `limit`: so many bytes pass to the far side, and then it is cut, once.
+    `limit`: so many bytes pass to the far side, and then it is cut, once. `mbps`: what passes forth and back at most, in all connections
+    together; what does not pass at once waits in short queues, and then at its sender.
     """
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, mbps: tuple[float, float] | None = None) -> None:
+        self.mbps = mbps
+        self._free_s = [0.0, 0.0]
         self._far = ("127.0.0.1", port)
         self._server = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._server.getsockname()[1]}"
@@ -129,6 +132,10 @@ class Line:
                 except OSError:
                     near.close()
                     raise
+                if self.mbps is not None:
+                    for end in (near, far):
+                        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 15)
+                        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 15)
                 with self._lock:
                     self._sockets += [near, far]
                 if self._over:
@@ -138,7 +145,9 @@ class Line:
 
     def _pass(self, a: socket.socket, b: socket.socket, forth: bool) -> None:
         with suppress(OSError):
-            while data := a.recv(1 << 16):
+            while data := a.recv(1 << 16 if self.mbps is None else 1 << 12):
+                if self.mbps is not None:
+                    self._take_turn(len(data), forth)
                 while self.dark.is_set() and not self._over:
                     time.sleep(0.01)
                 b.sendall(data)
@@ -150,6 +159,13 @@ class Line:
         for s in (a, b):
             with suppress(OSError):
                 s.shutdown(socket.SHUT_RDWR)
+
+    def _take_turn(self, nbytes: int, forth: bool) -> None:
+        assert self.mbps is not None
+        way = 0 if forth else 1
+        with self._lock:
+            until_s = self._free_s[way] = max(time.monotonic(), self._free_s[way]) + 8e-6 * nbytes / self.mbps[way]
+        time.sleep(max(0.0, until_s - time.monotonic()))
 
     def cut(self) -> None:
         """Ends the connections there are."""
@@ -170,11 +186,13 @@ class Line:
 
 
 @contextmanager
-def line_between(settings: LinkSettings) -> Iterator[tuple[LinkWire, LinkWire, Line, Links, Links]]:
+def line_between(
+    settings: LinkSettings, mbps: tuple[float, float] | None = None
+) -> Iterator[tuple[LinkWire, LinkWire, Line, Links, Links]]:
     """Sites 0 and 1, which dials over a line: their data wires, the line, the sites."""
     sites = [Links(i, 2, RUN, settings=settings) for i in range(2)]
     assert sites[0].port is not None
-    line = Line(sites[0].port)
+    line = Line(sites[0].port, mbps)
     try:
         link_up(sites, {0: line.address})
         yield sites[0].wire("data"), sites[1].wire("data"), line, sites[0], sites[1]
