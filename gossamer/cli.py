@@ -323,13 +323,14 @@ def wan_join(
     bootstrap: Annotated[bool, typer.Option("--bootstrap", help="Begin from the state of this site.")] = False,
     relay: Relay = None,
     metrics: Metrics = None,
+    time_outs: Annotated[bool, typer.Option("--time-outs", help="Show all time-outs at the start.")] = False,
     log_format: LogFormat = "text",
 ) -> None:
     """Train as one site of a run, with the others. Called again with the same --out it goes on."""
     from gossamer.app import wan_run
     from gossamer.app.wan_presence import Where
 
-    where = Where(site, coordinator, bind, advertise, identity, secret, bootstrap, relay, metrics)
+    where = Where(site, coordinator, bind, advertise, identity, secret, bootstrap, relay, metrics, time_outs)
     wan_run.join(configs or [], sets or [], where, out=out, log_format=log_format)
 
 
@@ -379,4 +380,8 @@ def _os_words(error: OSError) -> str:
 
 def _say(text: str) -> None:
     """To stderr, whatever is in it: a file name need not be text."""
+    from gossamer.app.wan_logs import ends_with
+
+    if ends_with(text):
+        return
     print("gossamer: " + text.encode("utf-8", errors="backslashreplace").decode("utf-8"), file=sys.stderr)

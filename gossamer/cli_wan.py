@@ -56,6 +56,21 @@ def status(
     wan_ops.status(coordinator, run=run, watch=watch, every_s=every, identity=identity, secret=secret)
 
 
+def forget(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Id of the run at the coordinator.", show_default=False)],
+    coordinator: Coordinator,
+    site: Annotated[
+        str | None, typer.Option("--site", metavar="SITE", help="Only this site of it, which frees its seat.", show_default=False)
+    ] = None,
+    identity: Identity = None,
+    secret: Secret = None,
+) -> None:
+    """Have the coordinator forget a run, when none of its sites is there, or a site of it that is out for good."""
+    from gossamer.app import wan_ops
+
+    wan_ops.forget(coordinator, run, site=site, identity=identity, secret=secret)
+
+
 def relay(
     bind: Annotated[str, typer.Option("--bind", metavar="HOST:PORT", help="Where to listen.")] = "127.0.0.1:7401",
     identity: Identity = None,
@@ -74,5 +89,5 @@ def relay(
 
 def add_to(group: typer.Typer) -> None:
     """Adds these commands to `gossamer wan`."""
-    for command in (check, status, relay):
+    for command in (check, status, forget, relay):
         group.command()(command)

@@ -104,7 +104,7 @@ def test_sites_meet_and_part(process: Process, clients: list[CoordinatorClient])
     began_s = time.monotonic()
     roster = a.wait_for(lambda r: r.inside == (0,), 10.0)
     assert time.monotonic() - began_s < a.timeouts.beat + 5.0 and roster.members[1].standing == "out"
-    with pytest.raises(NotYet, match=r"it needs 2; without b"):
+    with pytest.raises(NotYet, match=r"it needs 2 \(wan\.min_sites\); without b"):
         fleet.sites[0].open(at(3), timeout_s=0.5)
 
 
@@ -277,8 +277,8 @@ def test_of_two_processes_of_a_site_the_later_stays(process: Process, clients: l
 def test_foreign_configuration_is_refused_in_words(process: Process, clients: list[CoordinatorClient]) -> None:
     clients.append(process.client("a"))
     for change, words in (
-        ({"configuration": "f00"}, "another configuration f00 \\(expected c0ffee\\)"),
-        ({"layout": "f00"}, "another layout f00"),
+        ({"configuration": "f00"}, "configuration = f00 \\(the run: c0ffee\\)"),
+        ({"layout": "f00"}, "layout = f00"),
     ):
         client = process.client("b", quick(**change), join=False)
         clients.append(client)

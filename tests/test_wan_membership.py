@@ -31,7 +31,7 @@ def test_seats_are_kept_and_named_sites_have_theirs(desk: Desk) -> None:
         desk.join("d")
     named = spec("named", sites=("x", "y", "z"))
     assert desk.join("y", of=named).seat == 1
-    with pytest.raises(Refused, match="not one of this run"):
+    with pytest.raises(Refused, match=r"not one of run named: wan\.sites names x, y, z"):
         desk.join("w", of=named)
 
 
@@ -135,10 +135,10 @@ def test_leases_of_the_clock_alone() -> None:
 @pytest.mark.parametrize(
     "change, words",
     [
-        ({"configuration": "bad"}, "configuration bad \\(expected c0ffee\\)"),
-        ({"layout": "bad"}, "layout bad"),
-        ({"versions": {"gossamer": "0.2.0", "torch": "2.13"}}, "gossamer 0.2.0 \\(expected 0.1.0\\)"),
-        ({"min_sites": 3}, "min_sites 3 \\(expected 2\\)"),
+        ({"configuration": "bad"}, "configuration = bad \\(the run: c0ffee\\)"),
+        ({"layout": "bad"}, "layout = bad"),
+        ({"versions": {"gossamer": "0.2.0", "torch": "2.13"}}, "gossamer = 0.2.0 \\(the run: 0.1.0\\)"),
+        ({"min_sites": 3}, "wan.min_sites = 3 \\(the run: 2\\)"),
     ],
 )
 def test_a_foreign_site_is_refused_by_name(desk: Desk, change: dict[str, object], words: str) -> None:
@@ -164,7 +164,7 @@ def test_loopback_is_for_sites_of_one_machine(desk: Desk) -> None:
         ({"min_sites": 1}, "silently"),
         ({"min_sites": 9}, "at most 3"),
         ({"founders": 1}, "founders is 1"),
-        ({"sites": ("x",)}, "1 sites for 3 seats"),
+        ({"sites": ("x",)}, "names 1 sites for 3 workers"),
         ({"without": "go_on"}, "for gossip"),
         ({"synchronous": False, "without": "elect"}, "called 'go_on'"),
         ({"lease_s": 20.0}, "lease of 20"),

@@ -6,7 +6,10 @@ import io
 import json
 import logging
 import re
+import sys
+import threading
 import urllib.request
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,7 @@ from rich.console import Console
 from test_docs import check_command
 from trust_toys import sites
 
-from gossamer.app import wan_ops
+from gossamer.app import wan_logs, wan_status
 from gossamer.cli import main
 from gossamer.core.errors import BadInput
 from gossamer.wan import dialback
@@ -24,6 +27,7 @@ from gossamer.wan.calls import plain
 from gossamer.wan.certificates import Identity
 from gossamer.wan.client import CoordinatorClient
 from gossamer.wan.doors import Anybody
+from gossamer.wan.ended import Ended
 from gossamer.wan.guard import AioGuard, Guard, caller_of
 from gossamer.wan.link import Traffic
 from gossamer.wan.metrics import CoordinatorMetrics, SiteMetrics
@@ -52,11 +56,15 @@ STATUS = Status(
 
 @pytest.fixture(autouse=True)
 def logs_as_before() -> Iterator[None]:
-    logger = logging.getLogger("gossamer")
-    before = (list(logger.handlers), logger.level, logger.propagate)
-    yield
-    logger.handlers, logger.propagate = list(before[0]), before[2]
+    logger, root = logging.getLogger("gossamer"), logging.getLogger()
+    before = (list(logger.handlers), logger.level, logger.propagate, list(root.handlers), sys.excepthook, threading.excepthook)
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRPC_VERBOSITY", "ERROR")
+        yield
+        logging.captureWarnings(False)
+    logger.handlers, logger.propagate, root.handlers = list(before[0]), before[2], list(before[3])
     logger.setLevel(before[1])
+    sys.excepthook, threading.excepthook = before[4], before[5]
 
 
 def figures(text: str) -> dict[str, float]:
@@ -143,9 +151,9 @@ def test_the_page_is_there_and_goes() -> None:
 
 
 @pytest.mark.parametrize("format", ["json", "text"])
-def test_a_log_has_one_line_for_each_message_and_says_where(format: wan_ops.Format) -> None:
+def test_a_log_has_one_line_for_each_message_and_says_where(format: wan_logs.Format) -> None:
     file = io.StringIO()
-    place = wan_ops.set_up_logs(format, site="lyon", run="run-7", file=file)
+    place = wan_logs.set_up_logs(format, site="lyon", run="run-7", file=file)
     log = logging.getLogger("gossamer.wan.link")
     log.info("begins")
     place.session, place.round = 3, 17
@@ -156,14 +164,15 @@ def test_a_log_has_one_line_for_each_message_and_says_where(format: wan_ops.Form
         log.exception("failed")
     logging.getLogger("elsewhere").warning("not ours")
     lines = file.getvalue().splitlines()
-    assert len(lines) == 3
     if format == "json":
-        found = [json.loads(line) for line in lines]
+        *found, other = (json.loads(line) for line in lines)
+        assert (other["logger"], other["message"]) == ("elsewhere", "not ours"), "stderr has objects alone"
         assert [(f["session"], f["round"], f["level"]) for f in found] == [(None, None, "info"), (3, 17, "warning"), (3, 17, "error")]
         assert {(f["site"], f["run"], f["logger"]) for f in found} == {("lyon", "run-7", "gossamer.wan.link")}
         assert found[1]["message"] == "refused a\nb\x1b[31m" and "ValueError" in found[2]["error"]
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", found[0]["time"])
     else:
+        assert len(lines) == 3
         assert re.fullmatch(r"\d\d:\d\d:\d\d INFO wan\.link site=lyon run=run-7 session=- round=- begins", lines[0])
         assert "session=3 round=17 refused a\\nb\\x1b[31m" in lines[1] and "ValueError" in lines[2]
 
@@ -171,7 +180,7 @@ def test_a_log_has_one_line_for_each_message_and_says_where(format: wan_ops.Form
 def test_a_later_set_up_replaces_the_first() -> None:
     files = [io.StringIO(), io.StringIO()]
     for file in files:
-        wan_ops.set_up_logs("text", site="a", run="r", file=file)
+        wan_logs.set_up_logs("text", site="a", run="r", file=file)
     logging.getLogger("gossamer.x").warning("once")
     assert files[0].getvalue() == "" and files[1].getvalue().count("once") == 1
 
@@ -179,21 +188,60 @@ def test_a_later_set_up_replaces_the_first() -> None:
 # ---- status
 
 
-def shown(found: Status) -> str:
-    console = Console(width=200, file=io.StringIO())
-    console.print(wan_ops.status_tables(found))
+def test_whatever_goes_to_stderr_is_an_object(capsys: pytest.CaptureFixture[str]) -> None:
+    """Warnings, threads that fail, and the last word of a process."""
+    wan_logs.set_up_logs("json", site="lyon", run="run-7")
+    warnings.warn("an old thing", DeprecationWarning, stacklevel=1)
+    thread = threading.Thread(target=lambda: 1 / 0)
+    thread.start()
+    thread.join()
+    assert main(["wan", "status", "--coordinator", "example.org:7400"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    warned, failed, last = (json.loads(line) for line in lines)
+    assert "an old thing" in warned["message"] and warned["level"] == "warning"
+    assert "ZeroDivisionError" in failed["message"] and "Traceback" in failed["error"]
+    assert last["level"] == "error" and "not a loopback address" in last["message"] and last["site"] == "lyon"
+    wan_logs.set_up_logs("text", site="lyon", run="run-7")
+    assert main(["wan", "status", "--coordinator", "example.org:7400"]) == 2
+    assert capsys.readouterr().err.startswith("gossamer: example.org:7400")
+
+
+def shown(found: Status, width: int = 200) -> str:
+    console = Console(width=width, file=io.StringIO())
+    console.print(wan_status.status_tables(found, width))
     return str(console.file.getvalue())  # type: ignore[attr-defined]
 
 
 def test_the_table_of_a_run() -> None:
     text = shown(STATUS)
-    assert "run run-7, 1 of 2 sites there" in text and "round 12" in text and "3 joins" in text and "leaves" not in text
+    assert "run run-7: 1 of 2 sites there" in text and "round 12" in text and "joins 3" in text and "leaves" not in text
     assert "the run waits for site oslo" in text
     (lyon,) = [line.split() for line in text.splitlines() if line.startswith("lyon")]
     assert lyon[:4] == ["lyon", "0", "in", "h:1"] and {"12", "3.250", "2.5", "GB", "999"} <= set(lyon)
     (oslo,) = [line.split() for line in text.splitlines() if line.startswith("oslo")]
     assert oslo[:5] == ["oslo", "1", "out", "dials", "out"] and set(oslo[5:]) == {"-"}
     assert "no run yet" in shown(Status(runs=()))
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_the_table_fits_its_terminal(width: int) -> None:
+    far = STATUS.runs[0].sites[0].model_copy(update={"site": "s" * 60, "address": "203.113.201.115:17001", "standing": "finished"})
+    text = shown(Status(runs=(STATUS.runs[0].model_copy(update={"sites": (far, *STATUS.runs[0].sites)}),)), width)
+    assert max(map(len, text.splitlines())) <= width
+    rows = [line.split() for line in text.splitlines() if "lyon" in line]
+    assert len(rows) == 1 and rows[0][0] == "lyon" and {"12", "3.250", "2.5", "999", "9.5"} <= set(rows[0]), "each site has one line, whole"
+    assert "finished" in text and ("address" in text) is (width >= 118)
+
+
+def test_what_others_say_is_shown_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(Status(runs=(STATUS.runs[0].model_copy(update={"why": "waits for [red]x[/] \x1b[2J\u202e"}),)))
+    assert "waits for [red]x[/] \\x1b[2J\\u202e" in text
+
+
+def test_a_run_that_is_over_says_so() -> None:
+    over = {"ended": Ended(site="oslo", round=40, at="2026-12-01 14:03")}
+    text = shown(Status(runs=(STATUS.runs[0].model_copy(update=over),)))
+    assert "run run-7: finished after 40 rounds, 2026-12-01 14:03 UTC; its summary is at site oslo" in text
 
 
 # ---- commands
@@ -257,7 +305,7 @@ def test_status_without_certificates(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert main(["wan", "status", "--coordinator", at]) == 0
         client.close()
     out = capsys.readouterr().out
-    assert "run run-7, 1 of 1 sites there" in out and "lyon" in out and "127.0.0.1:5" in out
+    assert "run run-7: 1 of 2 sites there" in out and "lyon" in out and "127.0.0.1:5" in out
 
 
 def test_a_relay_wants_the_secret(capsys: pytest.CaptureFixture[str]) -> None:

@@ -374,7 +374,7 @@ def test_how_a_site_sees_another() -> None:
     assert peer_of(None, "i:1", "x", None) == Peer("i:1", dials=True)
     assert peer_of("h:1", None, "x", relay) == Peer(None, dials=False)
     assert peer_of(None, None, "x", relay) == Peer("127.0.0.1:1")
-    with pytest.raises(BadInput, match="or both a relay"):
+    with pytest.raises(BadInput, match="or both --relay"):
         peer_of(None, None, "x", None)
 
 

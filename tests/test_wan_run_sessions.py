@@ -96,7 +96,7 @@ def test_leaving_waiting_below_the_least_and_a_coordinator_that_dies(text: Path,
         run.kill("oslo", signal.SIGTERM)
         run.ends("oslo", code=128 + signal.SIGTERM)
         assert "site oslo has left run" in run.log("oslo")
-        run.says("lyon", r"it needs 2; without oslo")
+        run.says("lyon", r"it needs 2 \(wan\.min_sites\); without oslo")
         run.kill("coordinator")
         run.ends("coordinator", code=-signal.SIGKILL)
         run.coordinator()

@@ -30,7 +30,7 @@ def test_a_run_begins_when_all_are_there_with_one_state(desk: Desk) -> None:
     for site in ("a", "b", "c"):
         desk.join(site)
     assert desk.propose("a").session is None
-    assert "2 of 3 sites" in desk.propose("b").why
+    assert "it begins with 3 sites" in (why := desk.propose("b").why) and "2 ask: a, b" in why and "wan.founders" in why
     first = desk.propose("c")
     assert first.session == Session(number=1, generation=0, epoch=3, round=0, members=(0, 1, 2), donors=(0, 1, 2), digest="00", by=None)
     assert desk.propose("a", number=1) == desk.propose("b", number=1) == first and not first.late
@@ -59,7 +59,7 @@ def test_a_site_without_a_state_founds_nothing(desk: Desk) -> None:
     for site in ("a", "b", "c"):
         desk.join(site)
     desk.propose("a"), desk.propose("b")
-    assert "2 of 3 sites with a state" in desk.propose("c", None).why
+    assert "2 ask: a, b; without a state: c" in desk.propose("c", None).why
     desk.join("b", boot=1, bootstrap=True)
     session = desk.propose("b", boot=1).session
     assert session is not None and session.members == (0, 1, 2) and session.donors == (0, 1), "those alike with the one that was told"
@@ -67,7 +67,7 @@ def test_a_site_without_a_state_founds_nothing(desk: Desk) -> None:
 
 def test_told_to_begin_is_not_told_to_be_alone(desk: Desk) -> None:
     desk.join("a", bootstrap=True)
-    assert "it needs 2; without" not in desk.propose("a").why and "it needs 2" in desk.propose("a").why
+    assert "without" not in desk.propose("a").why and "it needs 2 (wan.min_sites)" in desk.propose("a").why
     desk.join("b")
     assert desk.propose("b", None).session is None, "they do not know of each other"
     session = desk.propose("a").session

@@ -25,7 +25,7 @@ from gossamer.app.settings import Config, RunSection, Section
 from gossamer.app.wording import bounds, describe, nearest, show
 from gossamer.core.errors import BadInput
 
-__all__ = ["Config", "config_hash", "dump", "load", "override", "parse"]
+__all__ = ["Config", "config_hash", "dump", "load", "override", "parse", "shared"]
 
 _KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 _LOCAL = {"name": None, "wan": None, "run": {"out": None, "threads_per_worker": None, "device": None}}
@@ -88,14 +88,19 @@ def config_hash(config: Config) -> int:
     >>> config_hash(load()) == config_hash(load(sets=["run.device=cpu"])) != config_hash(load(sets=["seed=1"]))
     True
     """
+    text = json.dumps(shared(config), sort_keys=True, ensure_ascii=True)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def shared(config: Config) -> dict[str, Any]:
+    """What the workers of one run must agree on, as nested tables."""
     data = _plain(config)
     for key, inner in _LOCAL.items():
         if inner is None:
             data.pop(key, None)
         else:
             data[key] = {k: v for k, v in data[key].items() if k not in inner}
-    text = json.dumps(data, sort_keys=True, ensure_ascii=True)
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+    return data
 
 
 def _plain(config: Config) -> dict[str, Any]:

@@ -56,8 +56,11 @@ def default_path(title: str) -> Path:
     return Path("runs") / f"{word}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def check_new(path: Path) -> None:
+def check_new(path: Path, remedy: str = "") -> None:
     """Refuses a folder that holds something.
+
+    Args:
+        remedy: what to do about that, where --resume is none.
 
     Raises:
         BadInput: it exists and is not empty, is a file, or cannot be there.
@@ -66,7 +69,8 @@ def check_new(path: Path) -> None:
         if any(len(os.fsencode(part)) > _NAME_BYTES for part in path.parts):
             raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
         if path.is_dir() and any(path.iterdir()):
-            raise BadInput(f"the run folder {path} exists and is not empty: choose another with --out, or go on with it by --resume {path}")
+            words = remedy or f"choose another with --out, or go on with it by --resume {path}"
+            raise BadInput(f"the run folder {path} exists and is not empty: {words}")
         if path.exists() and not path.is_dir():
             raise BadInput(f"the run folder {path} is a file: choose another with --out")
         above = next((p for p in path.parents if p.exists()), path)

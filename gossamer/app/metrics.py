@@ -50,7 +50,7 @@ def facts_of(job: Job, corpus: Corpus, world: str) -> dict[str, Any]:
     }
 
 
-def check_unchanged(job: Job, corpus: Corpus, facts: dict[str, Any]) -> None:
+def check_unchanged(job: Job, corpus: Corpus, facts: dict[str, Any], remedy: str = "put it back, or start a new run") -> None:
     """Refuses to resume a run under other circumstances than it began: it would no longer be the same run.
 
     Raises:
@@ -63,6 +63,4 @@ def check_unchanged(job: Job, corpus: Corpus, facts: dict[str, Any]) -> None:
         ("torch", "the version of torch"),
     ):
         if facts.get(key) != now[key]:
-            raise BadInput(
-                f"{what} has changed since the run began ({key} was {facts.get(key)}, is {now[key]}): put it back, or start a new run"
-            )
+            raise BadInput(f"{what} has changed since the run began ({key} was {facts.get(key)}, is {now[key]}): {remedy}")

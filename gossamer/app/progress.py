@@ -79,6 +79,10 @@ class Progress:
             self._bar.stop()
             self._bar = None
 
+    def goes_on(self, round: int, tokens: int) -> None:
+        """The run goes on from another place than where it was, for those who train a stretch of it: what is left is told from here."""
+        self._first_round, self._first_tokens, self._begin_s = round, tokens, self._now_s()
+
     def update(self, round: int, tokens: int, loss: float | None, extra: str = "", *, what: str = "loss") -> None:
         """Tells how far the run is.
 

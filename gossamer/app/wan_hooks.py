@@ -47,7 +47,8 @@ class SiteHooks:
         self._judge, self._on_round = job.judge(corpus), on_round
         self._loss: float | None = None
         self._bytes = [0, 0]
-        self._exchange_s = 0.0
+        self._exchanged_s: float | None = None
+        """When the last exchange was."""
         self._said: int | None = None  # the round of the last checkpoint
         self._files: dict[str, JsonLines] = {}
         self._full = False
@@ -85,9 +86,10 @@ class SiteHooks:
         for name in STREAMS:
             (self.records / name).touch()
 
-    def back_to(self, round: int) -> None:
+    def back_to(self, round: int, tokens: int) -> None:
         """The run goes on from `round`: what lies after it did not happen."""
         self.close()
+        self.progress.goes_on(round, tokens)
         for name in STREAMS:
             RunFolder(self.records).cut(name, round)
 
@@ -113,7 +115,8 @@ class SiteHooks:
         if self.job.kills.get(self.me) == round:
             self.close()
             os.kill(os.getpid(), signal.SIGKILL)
-        report = Report(round=round, loss=self._loss, bytes_sent=self._bytes[0], bytes_received=self._bytes[1], exchange_s=self._exchange_s)
+        since_s = None if self._exchanged_s is None else time.monotonic() - self._exchanged_s
+        report = Report(round=round, loss=self._loss, bytes_sent=self._bytes[0], bytes_received=self._bytes[1], exchange_s=since_s)
         if self._on_round(report):
             self.ask_stop()
         whose = "validation loss" if self.job.method.synchronous else f"validation loss of seat {self.me}"
@@ -152,7 +155,8 @@ class SiteHooks:
         if record["kind"] in ("round", "close"):
             self._bytes[0] += record["bytes_sent"]
             self._bytes[1] += record["bytes_received"]
-            self._exchange_s = record["straggler_idle_s"] + record["network_idle_s"]
+            if record["bytes_sent"] or record["bytes_received"]:
+                self._exchanged_s = time.monotonic()
         self.add("metrics.jsonl", record)
 
     def span(self, seat: int, kind: TraceKind, start_s: float, end_s: float, round: int) -> None:

@@ -1,39 +1,37 @@
-"""The commands `gossamer wan check`, `gossamer wan status` and `gossamer wan relay`, and the logs of wide-area runs."""
+"""The commands `gossamer wan check`, `status`, `forget` and `relay`, and what a site shows to those who watch it."""
 
 from __future__ import annotations
 
-import json
-import logging
-import sys
+import re
 import threading
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table
+from rich.text import Text
 
-from gossamer.app.progress import duration
+from gossamer.app.wan_logs import Format, LogPlace, set_up_logs
 from gossamer.app.wan_spec import identity_of, secret_of
+from gossamer.app.wan_status import console, status_tables
 from gossamer.core.errors import BadInput, RunFailed
 from gossamer.real.signals import handling
 from gossamer.wan.calls import Away, Channel, ask_status, plain
+from gossamer.wan.calls import forget as ask_forget
 from gossamer.wan.certificates import Identity
-from gossamer.wan.check import Check, Finding
+from gossamer.wan.check import Check, Finding, no_coordinator
+from gossamer.wan.diagnose import speaks_tls
 from gossamer.wan.dial import Dial
 from gossamer.wan.doors import Anybody
 from gossamer.wan.guard import AioGuard
-from gossamer.wan.records import RunStatus, Session, SiteStatus, Status
+from gossamer.wan.records import Session, Status
 from gossamer.wan.relay import RelayServer
 from gossamer.wan.relay_client import RelayClient
 from gossamer.wan.relay_messages import RelaySettings
-from gossamer.wan.trust import Party, Terms, check_plain
+from gossamer.wan.trust import Distrusted, Party, Terms, check_plain
 
-Format = Literal["text", "json"]
+T = TypeVar("T")
 _SIGNS = {"ok": "[green]ok     [/]", "warning": "[yellow]warning[/]", "wrong": "[red]wrong  [/]"}
 _NOBODY = "status"
 """The run that is named in a greeting when no run is meant."""
@@ -90,7 +88,8 @@ def _relay(address: str, site: str, mine: Identity | None, identity: Path | None
     try:
         client.wait(15.0)
     except RunFailed as error:
-        return Finding("wrong", "relay", str(error), "check the address; start gossamer wan relay there, with the same secret and CA")
+        remedy = "give the address of gossamer wan relay, or of --relay of the coordinator; same secret and CA"
+        return Finding("wrong", "relay", str(error), remedy)
     finally:
         client.close()
     return Finding("ok", "relay", f"{address} lets this site stand")
@@ -109,7 +108,7 @@ def _channel(address: str, site: str, mine: Identity | None, identity: Path | No
     return Dial(_party(run, known), site, address, None, mine).channel
 
 
-# ---- status
+# ---- runs
 
 
 def status(coordinator: str, *, run: str | None, watch: bool, every_s: float, identity: Path | None, secret: Path | None) -> None:
@@ -120,80 +119,53 @@ def status(coordinator: str, *, run: str | None, watch: bool, every_s: float, id
     """
     mine = identity_of(identity)
     channel = _channel(coordinator, mine.site if mine else "status", mine, identity, secret)
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=200)
+    ask = lambda: _asked(coordinator, mine, lambda: ask_status(channel, run))  # noqa: E731
     if not watch:
-        console.print(status_tables(ask_status(channel, run)))
+        paper = console()
+        paper.print(status_tables(ask(), paper.width))
         return
-    over = threading.Event()
-    with handling(lambda number: over.set()), Live(console=console, auto_refresh=False, screen=False) as live:
+    over, paper = threading.Event(), console()
+    with handling(lambda number: over.set()), Live(console=paper, auto_refresh=False, screen=False) as live:
         while not over.is_set():
             try:
-                live.update(status_tables(ask_status(channel, run)), refresh=True)
+                live.update(status_tables(ask(), paper.width), refresh=True)
             except Away as error:
-                live.update(f"{error}; trying again", refresh=True)
+                live.update(Text(f"{error}; trying again"), refresh=True)
             over.wait(every_s)
 
 
-def status_tables(found: Status) -> Table | str:
-    """One table for each run, below one another."""
-    if not found.runs:
-        return "the coordinator knows no run yet"
-    whole = Table.grid()
-    for run in found.runs:
-        whole.add_row(_heading(run))
-        whole.add_row(_sites(run))
-    return whole
+def forget(coordinator: str, run: str, *, site: str | None, identity: Path | None, secret: Path | None) -> None:
+    """`gossamer wan forget`.
 
-
-def _heading(run: RunStatus) -> str:
-    there = sum(one.standing != "out" for one in run.sites)
-    number = run.sessions[0].number if run.sessions else 0
-    parts = [f"run {run.run}", f"{there} of {len(run.sites)} sites there", f"session {number}", f"epoch {run.epoch}"]
-    parts += [f"round {run.newest}"] if run.newest is not None else []
-    counts = ", ".join(f"{number} {name}" for name, number in sorted(run.counts.items()) if number)
-    return ", ".join(parts) + (f"\n{counts}" if counts else "") + (f"\n{run.why}" if run.why else "")
-
-
-def _sites(run: RunStatus) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("site")
-    for name in ("seat", "standing", "address", "round", "lag", "loss", "sent", "received", "last exchange", "lease"):
-        table.add_column(name, justify="left" if name in ("standing", "address") else "right")
-    for one in run.sites:
-        table.add_row(*_row(one))
-    return table
-
-
-def _row(one: SiteStatus) -> tuple[str, ...]:
-    r = one.report
-    return (
-        one.site,
-        str(one.seat),
-        one.standing,
-        one.address or "dials out",
-        "-" if r is None else str(r.round),
-        "-" if one.lag is None else str(one.lag),
-        "-" if r is None or r.loss is None else f"{r.loss:.3f}",
-        "-" if r is None else size(r.bytes_sent),
-        "-" if r is None else size(r.bytes_received),
-        "-" if r is None or r.exchange_s is None else duration(r.exchange_s),
-        "-" if one.lease_s is None else duration(one.lease_s),
-    )
-
-
-def size(nbytes: float) -> str:
-    """In the largest unit of 1000 that leaves at least 1.
-
-    >>> size(999), size(1500), size(2.5e9)
-    ('999 B', '1.5 kB', '2.5 GB')
+    Raises:
+        RunFailed: there is no such run or site, it is there, or the coordinator does not answer.
     """
-    for unit in ("B", "kB", "MB", "GB"):
-        if nbytes < 1000:
-            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1000
-    return f"{nbytes:.1f} TB"
+    for what, name in (("RUN", run), ("--site", site)):
+        if name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
+            raise BadInput(f"{what} {name!r}: expected the id of a {'run' if what == 'RUN' else 'site'}, as gossamer wan status shows it")
+    mine = identity_of(identity)
+    channel = _channel(coordinator, mine.site if mine else "status", mine, identity, secret)
+    _asked(coordinator, mine, lambda: ask_forget(channel, run, site))
+    said = f"run {run} is forgotten" if site is None else f"site {site} of run {run} is forgotten: its seat is free"
+    console().print(said, markup=False)
+
+
+def _asked(coordinator: str, mine: Identity | None, ask: Callable[[], T]) -> T:
+    """What a coordinator answers; what it is no answer of, in words.
+
+    Raises:
+        RunFailed: there is none.
+    """
+    try:
+        return ask()
+    except Distrusted as error:
+        if error.reason != "run":
+            raise
+        raise RunFailed(no_coordinator(coordinator, error)) from None
+    except Away as error:
+        if mine is None and speaks_tls(coordinator):
+            raise RunFailed(f"{coordinator} wants certificates, and none was given: add --identity DIR (and --secret FILE)") from None
+        raise Away(f"{coordinator}: {error}") from None
 
 
 # ---- relay
@@ -225,42 +197,6 @@ def relay(
         if page is not None:
             page.close()
         server.close()
-
-
-# ---- logs
-
-
-@dataclass
-class LogPlace:
-    """Where a process is in its run: stands in each line of its log. Set the fields when they change."""
-
-    site: str
-    run: str
-    session: int | None = None
-    round: int | None = None
-
-
-def set_up_logs(format: Format, *, site: str, run: str, file: TextIO | None = None, level: int = logging.INFO) -> LogPlace:
-    """Logs of Gossamer as one line each, with site, run, session and round. A later call in a process replaces the first.
-
-    Args:
-        format: text: `14:03:05 WARNING wan.link site=lyon run=r session=3 round=17 what happened`; json: one object a line, with the keys
-            time (UTC), level, logger, site, run, session, round, message, and error where there was a traceback.
-        file: stderr by default.
-
-    Returns:
-        To be kept up to date by the caller.
-    """
-    place = LogPlace(site, run)
-    handler = logging.StreamHandler(file or sys.stderr)
-    handler.setFormatter(_Json(place) if format == "json" else _Text(place))
-    logger = logging.getLogger("gossamer")
-    for old in list(logger.handlers):
-        logger.removeHandler(old)
-    logger.addHandler(handler)
-    logger.setLevel(level)
-    logger.propagate = False
-    return place
 
 
 class SiteOps:
@@ -311,46 +247,3 @@ class SiteOps:
         """Ends the page."""
         if self._page is not None:
             self._page.close()
-
-
-class _Text(logging.Formatter):
-    def __init__(self, place: LogPlace) -> None:
-        super().__init__()
-        self._place = place
-
-    def format(self, record: logging.LogRecord) -> str:
-        p, at = self._place, time.strftime("%H:%M:%S", time.localtime(record.created))
-        where = f"site={p.site} run={p.run} session={_dash(p.session)} round={_dash(p.round)}"
-        text = _one_line(record.getMessage() + (f": {self.formatException(record.exc_info)}" if record.exc_info else ""))
-        return f"{at} {record.levelname} {record.name.removeprefix('gossamer.')} {where} {text}"
-
-
-class _Json(logging.Formatter):
-    def __init__(self, place: LogPlace) -> None:
-        super().__init__()
-        self._place = place
-
-    def format(self, record: logging.LogRecord) -> str:
-        p = self._place
-        found: dict[str, Any] = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "site": p.site,
-            "run": p.run,
-            "session": p.session,
-            "round": p.round,
-            "message": record.getMessage(),
-        }
-        if record.exc_info:
-            found["error"] = self.formatException(record.exc_info)
-        return json.dumps(found)
-
-
-def _dash(value: int | None) -> str:
-    return "-" if value is None else str(value)
-
-
-def _one_line(text: str) -> str:
-    """Whatever a peer has said ends no line."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

@@ -38,6 +38,8 @@ class Where:
     """For sites that cannot be dialled, this one or others."""
     metrics: str | None = None
     """Where figures for Prometheus are shown."""
+    time_outs: bool = False
+    """Show all of them."""
 
 
 class Presence:

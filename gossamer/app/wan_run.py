@@ -12,16 +12,15 @@ import torch
 from rich.console import Console
 
 from gossamer.app.config import load
-from gossamer.app.folder import RunFolder, default_path
+from gossamer.app.folder import default_path
 from gossamer.app.job import Job, resolve
-from gossamer.app.metrics import check_unchanged, facts_of
-from gossamer.app.wan_ops import Format, LogPlace, set_up_logs
+from gossamer.app.wan_folder import SiteFolder
+from gossamer.app.wan_logs import Format, LogPlace, set_up_logs
 from gossamer.app.wan_presence import Where
 from gossamer.app.wan_site import Leaving, SiteRun
 from gossamer.app.wan_spec import identity_of, run_name, secret_of
 from gossamer.core.errors import BadInput
 from gossamer.real.signals import handling
-from gossamer.train.data import Corpus
 from gossamer.wan.dialback import check_handlers
 from gossamer.wan.doors import Anybody
 from gossamer.wan.guard import AioGuard, Guard, caller_of
@@ -80,11 +79,11 @@ def coordinator(
 
 def join(configs: Sequence[Path], sets: Sequence[str], where: Where, *, out: Path | None, log_format: Format = "text") -> None:
     """`gossamer wan join`."""
+    place = set_up_logs(log_format, site=where.site, run="-", level=logging.INFO if log_format == "json" else logging.WARNING)
     job = resolve(load(configs, sets))
+    place.run = run_name(job)
     path = out or (Path(job.config.run.out) if job.config.run.out else default_path(f"{job.title}-{where.site}"))
-    if path.exists() and not path.is_dir():
-        raise BadInput(f"the run folder {path} is a file: choose another with --out")
-    folder, whole = _take_part(job, where, path, set_up_logs(log_format, site=where.site, run=run_name(job), level=logging.WARNING))
+    folder, whole = _take_part(job, where, path, place)
     console = Console(highlight=False, soft_wrap=True)
     if whole:
         from gossamer.report import page
@@ -107,23 +106,15 @@ def _take_part(job: Job, where: Where, out: Path, place: LogPlace) -> tuple[Path
     torch.set_num_threads(job.config.run.threads_per_worker)
     job.pace_s(0)
     corpus = job.corpus()
+    folder = SiteFolder(out, job, corpus, where.site, place.run)
+    if folder.finished:
+        print(f"site {where.site} has finished run {place.run}: there is nothing to go on with", flush=True)
+        return folder.path, False
     site = SiteRun(job, where, corpus, place)
     try:
-        folder = _folder(job, out, corpus)
-        if folder.finished:
-            return folder.path, False
         with handling(site.on_signal):
             return folder.path, site.take_part(folder)
     except Leaving as leaving:
         raise SystemExit(128 + leaving.signal) from None
     finally:
         site.close()
-
-
-def _folder(job: Job, out: Path, corpus: Corpus) -> RunFolder:
-    """The site's own run folder: made, or gone on with."""
-    if not (out / "config.toml").is_file():
-        return RunFolder.create(out, job.config, facts_of(job, corpus, "wan"))
-    folder = RunFolder.existing(out)
-    check_unchanged(job, corpus, folder.facts())
-    return folder

@@ -22,17 +22,19 @@ import torch
 from rich.console import Console
 
 from gossamer.app.collect import STREAMS, merge
-from gossamer.app.folder import RunFolder
 from gossamer.app.job import Job
 from gossamer.app.progress import Progress
 from gossamer.app.simulate import write_result
 from gossamer.app.wan_apart import Apart
+from gossamer.app.wan_folder import SiteFolder
 from gossamer.app.wan_hooks import SiteHooks, finish
-from gossamer.app.wan_ops import LogPlace, SiteOps
+from gossamer.app.wan_logs import LogPlace
+from gossamer.app.wan_ops import SiteOps
 from gossamer.app.wan_presence import Presence, Where
 from gossamer.app.wan_slow import Slow
 from gossamer.app.wan_spec import link_settings, spec_of
 from gossamer.app.wan_state import Snapshot, bring, read_latest, take, write
+from gossamer.app.wan_waiting import Entrance
 from gossamer.core.errors import RunFailed
 from gossamer.core.tree import Tree, layout_hash, master
 from gossamer.real.board import Board, PeerLost
@@ -41,12 +43,11 @@ from gossamer.real.group import Group
 from gossamer.train.compute import TrainBody
 from gossamer.train.data import Corpus
 from gossamer.train.resuming import Resuming
-from gossamer.wan.calls import Away
 from gossamer.wan.deadlines import Deadline
+from gossamer.wan.ended import OVER
 from gossamer.wan.loop import io_loop
-from gossamer.wan.messages import Refused
 from gossamer.wan.records import Plan, Report, Session
-from gossamer.wan.sessions import NotYet, Sessions
+from gossamer.wan.sessions import Sessions
 from gossamer.wan.state_service import NotBrought, StateAsk, StateServer
 from gossamer.wan.wire import Links
 from gossamer.worker.peer import peer
@@ -55,10 +56,6 @@ from gossamer.worker.state import State
 from gossamer.worker.stream import held as outset
 
 log = logging.getLogger(__name__)
-_OVER = "over "
-"""What the last site to have done everything leaves at the coordinator, with its name."""
-_OPEN_S = 1.0
-"""An opening is asked for again so often, to look at signals in between."""
 _LOOK_S = 0.1
 _TRIES = 3
 """Times in a row that a state may fail to come."""
@@ -96,18 +93,23 @@ class SiteRun:
         self.sessions = Sessions(self.client, alive=self.neighbours.alive, gone=self.neighbours.gone, ask=self.neighbours.ask)
         self.neighbours.on_ask = self.sessions.serve
         self.deadline = Deadline(self.spec.floor_s, self.spec.spread)
-        self.folder: RunFolder
+        self.entrance = Entrance(self.client, self.sessions, where, self._say, self._check_signal)
+        self.folder: SiteFolder
         self.hooks: SiteHooks
         self.body: TrainBody
         self.resuming: Resuming
 
     # ---- life
 
-    def take_part(self, folder: RunFolder) -> bool:
+    def take_part(self, folder: SiteFolder) -> bool:
         """Joins, and goes through the sessions. Whether this site made the summary."""
         self.folder = folder
-        self._say(f"site {self.where.site} of run {self.spec.run}\n{self.client.timeouts.table()}")
-        self._join()
+        timeouts = self.client.timeouts
+        self._say(f"site {self.where.site} of run {self.spec.run}: {timeouts.line()}")
+        if self.where.time_outs:
+            self._say(timeouts.table())
+        self.client.seat = -1 if folder.seat is None else folder.seat
+        self.entrance.join()
         me = self.client.seat
         self.body = self.job.body(me, self.corpus, self.job.pace_s(me))
         self.resuming = Resuming(self.body)
@@ -120,20 +122,26 @@ class SiteRun:
             hooks.held, hooks.session, hooks.trouble = held, held.session, self._say
             hooks.told, hooks.passed = self.ops.note, self.resuming.boundary
             hooks.begun_s = time.monotonic() - held.time_s
-            hooks.back_to(held.state.round)
             try:
+                if folder.there:
+                    folder.begin(me)
+                    hooks.back_to(held.state.round, held.state.tokens)
                 while True:
-                    session = self._open()
+                    assert hooks.held is not None
+                    session = self.entrance.open(hooks.held.have)
+                    folder.begin(me)
                     if (made := self._train(session)) is not None:
                         self.client.leave()
                         return made
             except Leaving:
-                hooks.save()
+                if folder.there:
+                    hooks.save()
                 self.client.leave()
                 self._say(f"site {self.where.site} has left run {self.spec.run} after round {hooks.held.state.round}")
                 raise
             finally:
-                hooks.close()
+                if folder.there:
+                    hooks.close()
 
     def on_signal(self, number: int) -> None:
         """Asks to leave, at the end of the round; a second time, at once."""
@@ -147,40 +155,6 @@ class SiteRun:
         """Closes all connections."""
         self.presence.close()
         self.ops.close()
-
-    def _join(self) -> None:
-        said = False
-        while True:
-            try:
-                self.client.join(self.client.timeouts.call)
-                return
-            except Away as error:
-                if not said:
-                    self._say(f"waiting for the coordinator at {self.where.coordinator}: {error}")
-                said = True
-            self._check_signal()
-
-    def _open(self) -> Session:
-        """The next session."""
-        said = ""
-        held = self.hooks.held
-        assert held is not None
-        while True:
-            self._check_signal()
-            try:
-                return self.sessions.open(held.have, timeout_s=_OPEN_S)
-            except NotYet as error:
-                if str(error) != said:
-                    said = str(error)
-                    self._say(said)
-                self._check_over()
-
-    def _check_over(self) -> None:
-        """Whether the run has come to its end while this site was away."""
-        if self.client.news.plan:
-            with suppress(Away, Refused):
-                if (plan := self.client.plan(self.client.timeouts.call)) is not None and plan.body.startswith(_OVER):
-                    raise RunFailed(f"run {self.spec.run} is over: its summary is at site {plan.body.removeprefix(_OVER)}")
 
     def _check_signal(self) -> None:
         if self._asked is not None:
@@ -271,7 +245,7 @@ class SiteRun:
         else:
             self.resuming.begin(None)
             state = self._heal(session, held, group)
-        hooks.back_to(session.round)
+        hooks.back_to(session.round, state.tokens)
         held = Snapshot.of(state, self.body, hooks.now_s(), session.number)
         hooks.held, hooks.session = held, session.number
         with self._lock:
@@ -346,7 +320,7 @@ class SiteRun:
             if gone:
                 self._say(f"without the records of {', '.join(self.presence.names(tuple(gone)).values())}, not there at the end")
             with suppress(RunFailed):  # for sites that come back later
-                over = Plan(version=self.client.news.plan + 1, since=self.job.method.rounds, body=_OVER + self.where.site)
+                over = Plan(version=self.client.news.plan + 1, since=self.job.method.rounds, body=OVER + self.where.site)
                 self.client.publish(over, self.client.timeouts.call)
             return (folder.path / "summary.json").read_text()
 
@@ -379,3 +353,4 @@ class SiteRun:
 
     def _say(self, text: str) -> None:
         self._console.print(text, markup=False)
+        log.info("%s", text)

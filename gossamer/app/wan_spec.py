@@ -10,12 +10,14 @@ from typing import Literal
 import torch
 
 import gossamer
+from gossamer.app.config import shared
 from gossamer.app.job import Job
 from gossamer.core.errors import BadInput
 from gossamer.core.tree import layout_hash
 from gossamer.train.data import Corpus
 from gossamer.wan.certificates import Identity
 from gossamer.wan.deadlines import Timeouts
+from gossamer.wan.differing import settings_of
 from gossamer.wan.link import LinkSettings
 from gossamer.wan.records import Roster, Spec
 from gossamer.wan.trust import Terms, host_of, is_loopback, read_secret
@@ -46,6 +48,7 @@ def spec_of(job: Job, corpus: Corpus) -> Spec:
     return Spec(
         run=run_name(job),
         configuration=f"{job.run_id:016x}",
+        settings=settings_of_job(job),
         layout=f"{layout_hash(job.layout):016x}",
         versions={"gossamer": gossamer.__version__, "torch": torch.__version__, "corpus": corpus.content_hash[:64]},
         seats=job.n,
@@ -61,6 +64,11 @@ def spec_of(job: Job, corpus: Corpus) -> Spec:
         lease_s=wan.lease_s,
         spread=wan.spread,
     )
+
+
+def settings_of_job(job: Job) -> dict[str, str]:
+    """What its configuration says, and marks of what that stands for."""
+    return settings_of(shared(job.config), {"fleet": job.fleet, "method": job.method, "layout": layout_hash(job.layout)})
 
 
 def run_name(job: Job) -> str:

@@ -15,8 +15,8 @@ from pydantic import ValidationError
 
 from gossamer.core.errors import RunFailed
 from gossamer.wan.deadlines import Timeouts
-from gossamer.wan.messages import MAX_MESSAGE_BYTES, Record, Refusal, Refused, pack, unpack
-from gossamer.wan.records import Ask, Status
+from gossamer.wan.messages import MAX_MESSAGE_BYTES, Record, Refusal, Refused, pack, printable, unpack
+from gossamer.wan.records import Ask, Done, Forget, Status
 from gossamer.wan.service import SERVICE
 from gossamer.wan.trust import Distrusted
 
@@ -33,6 +33,11 @@ _AGAIN = ("disk", "flapping", "quota")
 class Away(RunFailed):
     """The coordinator did not answer in the time that a request had."""
 
+    def __init__(self, text: str, other: bool = False) -> None:
+        super().__init__(text)
+        self.other = other
+        """Somebody did answer, who is no coordinator."""
+
 
 def plain(address: str) -> Channel:
     """Channels without TLS, for loopback."""
@@ -46,11 +51,25 @@ def ask_status(channel: Channel, run: str | None = None, timeout_s: float = 10.0
         Refused: there is no such run.
         Away: no answer.
     """
+    return _ask(channel, "Status", Ask(run=run), Status, timeout_s)
+
+
+def forget(channel: Channel, run: str, site: str | None = None, timeout_s: float = 10.0) -> None:
+    """Has the coordinator forget a run, or a site of it.
+
+    Raises:
+        Refused: there is none, or it is there.
+        Away: no answer.
+    """
+    _ask(channel, "Forget", Forget(run=run, site=site), Done, timeout_s)
+
+
+def _ask(channel: Channel, method: str, request: Record, kind: type[R], timeout_s: float) -> R:
     with channel((("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),)) as one:
         try:
-            return unpack(Status, one.unary_unary(f"/{SERVICE}/Status")(pack(Ask(run=run)), timeout=timeout_s))
+            return unpack(kind, one.unary_unary(f"/{SERVICE}/{method}")(pack(request), timeout=timeout_s))
         except grpc.RpcError as error:
-            raise _understood(error) or Away(f"the coordinator does not answer ({_words(error)})") from None
+            raise _understood(error) or _away(error) from None
 
 
 class Calls:
@@ -125,7 +144,7 @@ class Calls:
             understood = _understood(error)
             if understood is None:
                 self._lost(_words(error))
-                raise Away(f"the coordinator does not answer ({_words(error)})") from None
+                raise _away(error) from None
             if isinstance(understood, Refused):
                 self.reached()
             raise understood from None
@@ -174,6 +193,11 @@ def _understood(error: Any) -> RunFailed | None:
     return None
 
 
+def _away(error: Any) -> Away:
+    other = error.code() == grpc.StatusCode.UNIMPLEMENTED or (isinstance(error, Distrusted) and error.reason == "site")
+    return Away(f"the coordinator does not answer ({_words(error)})", other)
+
+
 def _words(error: Any) -> str:
     code = error.code()
-    return f"{code.name if code else 'no status'}: {str(error.details() or '')[:200]}"
+    return f"{code.name if code else 'no status'}: {printable(str(error.details() or ''))[:200]}"

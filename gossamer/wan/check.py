@@ -29,7 +29,7 @@ from gossamer.wan import dialback as D
 from gossamer.wan.certificates import Identity, date, now_utc
 from gossamer.wan.diagnose import diagnose, shown
 from gossamer.wan.guard import Guard
-from gossamer.wan.messages import Refusal, pack, unpack
+from gossamer.wan.messages import Refusal, pack, printable, unpack
 from gossamer.wan.trust import Distrusted, host_of, is_loopback
 
 CALL_S = 15.0
@@ -77,6 +77,13 @@ def check_address(name: str, address: str) -> tuple[str, int]:
             f"{name} {address!r}: expected HOST:PORT with a port from 1 to 65535, such as 203.0.113.5:7001 or [2001:db8::5]:7001"
         )
     return host_of(address), int(match[2])
+
+
+def no_coordinator(address: str, error: Distrusted) -> str:
+    """For a site that has answered in place of a coordinator: it does not know the run that is named when none is meant."""
+    found = re.search(r"is not one of site ([a-z0-9-]{1,63})", str(error))
+    whose = f"the port of site {found[1]}, not of" if found else "not"
+    return f"{address} is {whose} a coordinator: give the address of gossamer wan coordinator (port 7400, where --bind says nothing else)"
 
 
 class Check:
@@ -191,7 +198,7 @@ class Check:
         if theirs is None:
             yield wrong(what, f"{self._coordinator} ends the connection", "look into the log of the coordinator")
             raise Stop
-        text = f"both sides believe each other; the coordinator is {theirs.site}, its certificate good until {date(theirs.ends)}"
+        text = f"both sides believe each other; there is {theirs.site}, its certificate good until {date(theirs.ends)}"
         if theirs.ends - now_utc() < _SOON:
             yield Finding("warning", what, text, f"make another soon: gossamer wan ca issue {theirs.site} --out DIR")
         else:
@@ -212,11 +219,14 @@ class Check:
 
     def _refused(self, what: str, error: Any) -> Finding:
         if isinstance(error, Distrusted):
+            if error.reason == "run":
+                text, _, remedy = no_coordinator(self._coordinator, error).partition(": ")
+                return wrong(what, text, remedy)
             text, _, remedy = str(error).rpartition(": ")
             return wrong(what, text or str(error), remedy if text else "see docs/wan.md, what is refused")
         code, details = error.code(), str(error.details() or "")
         with suppress(ValidationError):
-            return wrong(what, Refusal.model_validate_json(details).text, "wait, and check again")
+            return wrong(what, printable(Refusal.model_validate_json(details).text), "wait, and check again")
         if code == grpc.StatusCode.UNIMPLEMENTED:
             return wrong(
                 what, f"{self._coordinator} is a service of gRPC, and no coordinator of this release", "check the port; run one release"
@@ -325,9 +335,10 @@ class Check:
                 what, f"the coordinator has no way to {at} ({d.text})", f"correct --advertise, for example {looked.source}:{port}; {_RELAY}"
             )
         if d.result == "not_yours":
+            known = host if d.text == host else f"{host} ({d.text})"
             return wrong(
                 what,
-                f"{host} is {d.text}, and this site's calls come from {looked.source}: the coordinator dials back no other address",
+                f"this site's calls come from {looked.source}, not from {known}: the coordinator dials back no other address",
                 f"correct --advertise; or have {host} written into the certificate, with gossamer wan ca issue --host {host}",
             )
         return wrong(

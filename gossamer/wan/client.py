@@ -101,7 +101,7 @@ class CoordinatorClient:
         self._card, self._bootstrap, self._on_event = card, bootstrap, on_event
         self._changed = threading.Condition()
         self._news: News | None = None
-        self._report = Report()
+        self._report, self._reported_s = Report(), time.monotonic()
         self._over = threading.Event()
         self._hurry = threading.Event()
         self._rejoining, self._handing = threading.Lock(), threading.Lock()
@@ -167,7 +167,7 @@ class CoordinatorClient:
 
     def report(self, report: Report) -> None:
         """What the next beats say."""
-        self._report = report
+        self._report, self._reported_s = report, time.monotonic()
 
     def enter(self, session: Session) -> None:
         """This site has entered a session, with all of its members. The coordinator is told at once, and whenever it does not know."""
@@ -177,6 +177,8 @@ class CoordinatorClient:
     def leave(self, timeout_s: float = 2.0) -> None:
         """Leaves the run; then closes. Where the coordinator does not answer, the lease runs out."""
         self._over.set()
+        with suppress(RunFailed):
+            self._calls.once("Beat", self._beat(), News, timeout_s / 2)  # what it has told since the last one
         with suppress(RunFailed):
             self._calls.request("Leave", self.caller, Done, timeout_s)
         self.close()
@@ -253,9 +255,7 @@ class CoordinatorClient:
         while not self._over.is_set():
             seen = self._admissions
             try:
-                entered = self.session.number if self.session is not None and self.astray is None else 0
-                beat = Beat(caller=self.caller, report=self._report, entered=entered)
-                self._heard(self._calls.once("Beat", beat, News, self.timeouts.call))
+                self._heard(self._calls.once("Beat", self._beat(), News, self.timeouts.call))
                 self.hand_in(self.timeouts.call)
                 attempt, pause_s = 0, self.timeouts.beat
             except Away:
@@ -269,6 +269,14 @@ class CoordinatorClient:
                 return
             self._hurry.wait(pause_s)
             self._hurry.clear()
+
+    def _beat(self) -> Beat:
+        """The last report, since which some time has passed."""
+        report, since_s = self._report, time.monotonic() - self._reported_s
+        if report.exchange_s is not None:
+            report = report.model_copy(update={"exchange_s": report.exchange_s + since_s})
+        entered = self.session.number if self.session is not None and self.astray is None else 0
+        return Beat(caller=self.caller, report=report, entered=entered)
 
     def _stands(self) -> None:
         attempt = 0

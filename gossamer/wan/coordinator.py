@@ -19,6 +19,8 @@ from collections.abc import Callable
 from gossamer.core.errors import BadInput
 from gossamer.wan import membership
 from gossamer.wan.deadlines import Deadline, Timeouts
+from gossamer.wan.differing import differences
+from gossamer.wan.ended import ended
 from gossamer.wan.leases import Leases
 from gossamer.wan.ledgerdb import LedgerDB
 from gossamer.wan.membership import Membership
@@ -31,6 +33,7 @@ from gossamer.wan.records import (
     Beat,
     Caller,
     Done,
+    Forget,
     HandIn,
     Join,
     Member,
@@ -40,10 +43,10 @@ from gossamer.wan.records import (
     Publish,
     Report,
     RunStatus,
-    SiteStatus,
     Status,
     Verdict,
 )
+from gossamer.wan.standing import run_status
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +68,8 @@ class Run:
         self.deadline = Deadline(spec.floor_s, spec.spread)
         self.book = Book()
         self.reports: dict[str, Report] = {}
+        self.heard_s: dict[str, float] = {}
+        """When."""
         self.waiting: tuple[int, ...] = ()
         self.why = ""
         self.asked: set[int] = set()
@@ -105,9 +110,12 @@ class Coordinator:
                 "garbage", f"site {request.caller.site} joins run {request.caller.run} with the description of {request.spec.run}"
             )
         now_s, site, run = self._clock(), request.caller.site, self.runs.get(request.caller.run)
-        if run is None:
-            run = self._open(request, now_s)
-        self._pass_time(run)
+        if run is not None:
+            self._pass_time(run)
+            if run.state.session is None and not run.state.living and differences(run.state.spec, request.spec):
+                log.info("run=%s never began and has nobody: site=%s describes it anew", request.caller.run, site)
+                run = None
+        run = run or self._open(request, now_s)
         old = run.state.find(site)
         new = membership.join(run.state, request)
         if new is not run.state:
@@ -139,7 +147,7 @@ class Coordinator:
         """A sign of life."""
         run, member = self._caller(request.caller)
         run.leases.renew(member.site, self._clock())
-        run.reports[member.site] = request.report
+        run.reports[member.site], run.heard_s[member.site] = request.report, self._clock()
         self._put(run, membership.entered(run.state, member, request.entered))
         return self._news(run)
 
@@ -262,9 +270,12 @@ class Coordinator:
         if not member.inside:
             raise Refused("not_in_sync", f"site {member.site} is in no session: it cannot plan for the others")
         if request.plan.version == run.plan + 1:
+            end = ended(member.site, request.plan.body, request.plan.since)
+            new = run.state.model_copy(update={"ended": end}).revised() if end is not None else run.state
             with self._db.change():
                 self._db.put_plan(run.state.spec.run, request.plan)
-            run.plan += 1
+                self._db.put(new)
+            run.plan, run.state = run.plan + 1, new
             self._tell(run)
         elif not 1 <= request.plan.version <= run.plan:
             raise Refused("stale", f"plan {request.plan.version} was published, the next one is {run.plan + 1}")
@@ -284,32 +295,28 @@ class Coordinator:
         return Status(runs=tuple(self._status(run) for name, run in sorted(self.runs.items()) if request.run in (None, name)))
 
     def _status(self, run: Run) -> RunStatus:
-        state, now_s = run.state, self._clock()
-        first = max((run.reports[m.site].round for m in state.living if m.site in run.reports), default=None)
-        return RunStatus(
-            run=state.spec.run,
-            epoch=state.epoch,
-            generation=state.generation,
-            newest=first,
-            sessions=tuple(self._db.sessions(state.spec.run, _TOLD_SESSIONS)),
-            why=run.why,
-            sites=tuple(self._site_status(run, m, first or 0, now_s) for m in state.members),
-            counts=dict(state.counts),
-        )
+        return run_status(run, self._db.sessions(run.state.spec.run, _TOLD_SESSIONS), self._clock())
 
-    @staticmethod
-    def _site_status(run: Run, member: Member, first: int, now_s: float) -> SiteStatus:
-        report, last = run.reports.get(member.site), run.state.session
-        heals = member.standing == "in" and last is not None and member.seat not in last.donors
-        return SiteStatus(
-            site=member.site,
-            seat=member.seat,
-            standing="healing" if heals and last and (report is None or report.round < last.round) else member.standing,
-            address=member.card.address,
-            lease_s=run.leases.left_s(member.site, now_s),
-            lag=None if report is None or not member.there else first - report.round,
-            report=report,
-        )
+    def forget(self, request: Forget, who: str | None) -> Done:
+        """A run that has nobody, or a site of a run that is not there, as somebody asks who looks after it."""
+        run = self.runs.get(request.run)
+        if run is None:
+            raise Refused("unknown", f"there is no run {request.run} here; there are: {', '.join(sorted(self.runs))[:800] or 'none'}")
+        self._pass_time(run)
+        if request.site is not None:
+            self._put(run, membership.forget(run.state, request.site))
+            run.reports.pop(request.site, None)
+        elif living := run.state.living:
+            names = ", ".join(m.site for m in living)[:800]
+            raise Refused(
+                "conflict", f"run {request.run} has sites that are there: {names}. Stop them first; it is forgotten when all are out"
+            )
+        else:
+            with self._db.change():
+                self._db.forget(request.run)
+            del self.runs[request.run]
+        log.warning("run=%s site=%s forgotten by=%s", request.run, request.site or "-", who or "-")
+        return Done()
 
     # ---- state
 

@@ -132,6 +132,10 @@ class Timeouts:
             connect=2 * floor_s if connect_s is None else connect_s,
         )
 
+    def line(self) -> str:
+        """The ones that people ask for, in a line."""
+        return f"deadline of a round {self.deadline:.4g} s at least, lease {self.lease:.4g} s, a sign of life every {self.beat:.4g} s"
+
     def table(self) -> str:
         """For the start of a run."""
         width = max(len(f.name) for f in fields(self))
@@ -160,17 +164,17 @@ _RULES: tuple[_Rule, ...] = (
             f"the lease of {t.lease:.4g} s is more than half of the deadline of {t.deadline:.4g} s, "
             "which would be over before a dead site is known to be dead"
         ),
-        "shorten lease_s or raise the deadline's floor",
+        "shorten wan.lease_s or raise wan.deadline_s",
     ),
     (
         lambda t: 3 * t.beat <= t.lease,
         lambda t: f"with a beat every {t.beat:.4g} s, two lost ones end a lease of {t.lease:.4g} s",
-        "shorten beat_s or raise lease_s",
+        "shorten beat_s or raise wan.lease_s",
     ),
     (
         lambda t: t.call <= t.lease,
         lambda t: f"a call may take {t.call:.4g} s, longer than the lease of {t.lease:.4g} s that it renews",
-        "shorten call_s or raise lease_s",
+        "shorten call_s or raise wan.lease_s",
     ),
     (
         lambda t: t.connect >= t.lease,

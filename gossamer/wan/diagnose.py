@@ -50,6 +50,21 @@ def shown(address: str, identity: Identity, timeout_s: float = 2.0) -> Certifica
         return None
 
 
+def speaks_tls(address: str, timeout_s: float = 2.0) -> bool:
+    """Whether TLS answers at host:port, for whoever has no certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing is said there
+    context.set_alpn_protocols(["h2"])
+    try:
+        at = (host_of(address), int(address.rpartition(":")[2]))
+        with socket.create_connection(at, timeout_s) as plain, context.wrap_socket(plain):
+            return True
+    except ssl.SSLError as error:
+        return "ALERT" in (error.reason or "")
+    except (OSError, ValueError, OverflowError):
+        return False
+
+
 def _context(identity: Identity) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2

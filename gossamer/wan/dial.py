@@ -29,6 +29,7 @@ from gossamer.core.errors import BadInput
 from gossamer.wan import greeting as G
 from gossamer.wan.certificates import Certificate, Identity, site_name
 from gossamer.wan.diagnose import diagnose
+from gossamer.wan.messages import printable
 from gossamer.wan.records import PROTOCOL
 from gossamer.wan.trust import REFUSED_KEY, Distrusted, Party, Reason, check_plain, mac, same
 
@@ -259,5 +260,5 @@ def refusal(error: Any) -> Distrusted | None:
         return error
     for key, value in error.trailing_metadata() or ():
         if key == REFUSED_KEY and value in get_args(Reason):
-            return Distrusted(value, str(error.details() or ""))
+            return Distrusted(value, printable(str(error.details() or "")))
     return None

@@ -113,6 +113,11 @@ class LedgerDB:
         """Writes a plan."""
         self._db.execute("INSERT INTO plans VALUES (?, ?, ?)", (run, plan.version, pack(plan)))
 
+    def forget(self, run: str) -> None:
+        """Removes all that there is of a run."""
+        for table in ("runs", "sessions", "plans"):
+            self._db.execute(f"DELETE FROM {table} WHERE run = ?", (run,))
+
     def close(self) -> None:
         """Closes the file."""
         self._db.close()

@@ -18,6 +18,8 @@ from pydantic import Field
 
 from gossamer.core.errors import BadInput
 from gossamer.wan.deadlines import Timeouts
+from gossamer.wan.differing import differences
+from gossamer.wan.ended import Ended
 from gossamer.wan.messages import Record, Refused
 from gossamer.wan.records import Caller, Card, Count, Have, Join, Member, Number, Roster, Seats, Seed, Session, Spec
 
@@ -40,6 +42,10 @@ class Membership(Record):
     """Its members."""
     left: Seats = ()
     """Who of these has left since, of its own will."""
+    vacant: Seats = ()
+    """Seats whose sites were forgotten since: what these had is lost for good, and nobody waits for it."""
+    ended: Ended | None = None
+    """The run has come to its end."""
     counts: dict[str, Count] = Field(default_factory=dict)
 
     @property
@@ -90,35 +96,27 @@ def check_spec(spec: Spec) -> None:
     """
     Timeouts.of(spec.floor_s, lease_s=spec.lease_s)
     if spec.min_sites > spec.seats:
-        raise BadInput(f"min_sites is {spec.min_sites}, of a run of {spec.seats} seats: expected at most {spec.seats}")
+        raise BadInput(f"wan.min_sites is {spec.min_sites}, of a fleet of {spec.seats} workers: expected at most {spec.seats}")
     if spec.min_sites == 1 < spec.seats and not spec.alone:
         raise BadInput(
-            "min_sites is 1: a site that loses sight of the others would silently go its own way; "
-            "expected at least 2, or alone = true if that is what you want"
+            "wan.min_sites is 1: a site that loses sight of the others would silently go its own way; "
+            "expected at least 2, or wan.alone = true if that is what you want"
         )
     if spec.founders is not None and not spec.min_sites <= spec.founders <= spec.seats:
-        raise BadInput(f"founders is {spec.founders}: expected at least min_sites ({spec.min_sites}) and at most seats ({spec.seats})")
+        raise BadInput(
+            f"wan.founders is {spec.founders}: expected from wan.min_sites ({spec.min_sites}) to {spec.seats}, the fleet's workers"
+        )
     if spec.sites and (len(spec.sites) != spec.seats or len(set(spec.sites)) != spec.seats):
-        raise BadInput(f"sites names {len(set(spec.sites))} sites for {spec.seats} seats: expected one name for each seat, or none at all")
+        raise BadInput(
+            f"wan.sites names {len(set(spec.sites))} sites for {spec.seats} workers of the fleet: expected a name for each, or none at all"
+        )
     if spec.synchronous and spec.without == "go_on":
         raise BadInput(
-            "without = 'go_on' is for gossip: a synchronous method does not go on after a death without a new session; "
+            "wan.without = 'go_on' is for gossip: a synchronous method does not go on after a death without a new session; "
             "expected 'elect' or 'wait'"
         )
     if not spec.synchronous and spec.without == "elect":
-        raise BadInput("without = 'elect' is for synchronous methods: in gossip it is called 'go_on'; expected 'go_on' or 'wait'")
-
-
-def differences(mine: Spec, theirs: Spec) -> str:
-    """In what two descriptions of one run differ, in words; empty when in nothing."""
-    found = []
-    for name in Spec.model_fields:
-        a, b = getattr(mine, name), getattr(theirs, name)
-        if name == "versions":
-            found += [f"{k} {b.get(k, 'none')} (expected {a.get(k, 'none')})" for k in sorted({*a, *b}) if a.get(k) != b.get(k)]
-        elif a != b:
-            found.append(f"{name} {b} (expected {a})")
-    return ", ".join(found)
+        raise BadInput("wan.without = 'elect' is for synchronous methods: in gossip it is called 'go_on'; expected 'go_on' or 'wait'")
 
 
 def in_sync(member: Member, have: Have | None) -> bool:
@@ -134,7 +132,11 @@ def join(state: Membership, request: Join) -> Membership:
     """
     who = request.caller
     if different := differences(state.spec, request.spec):
-        raise Refused("foreign", f"site {who.site} has another {different}: all sites of a run need one configuration and release"[:1000])
+        raise Refused(
+            "foreign",
+            f"site {who.site} differs from run {state.spec.run} ({_standing(state)}): {different}. All sites of a run need one "
+            f"configuration, text and release; for another run give it its own id: --set wan.run=NAME{_or_forget(state)}",
+        )
     old = state.find(who.site)
     if old is not None and old.boot == who.boot and old.there:
         return state  # the answer to the first request was lost
@@ -174,6 +176,22 @@ def leave(state: Membership, who: Caller) -> Membership:
     return _changed(_with(gone, left=(*state.left, member.seat))).counting("leaves")
 
 
+def forget(state: Membership, site: str) -> Membership:
+    """A site that is out for good: its seat is free, and nobody waits for what it had.
+
+    Raises:
+        Refused: it is there, or is none of the run.
+    """
+    member, run = state.find(site), state.spec.run
+    if member is None:
+        known = ", ".join(m.site for m in state.members)
+        raise Refused("unknown", f"run {run} has no site {site}; its sites are {known[:600] or 'none yet'}")
+    if member.there:
+        raise Refused("conflict", f"site {site} is there in run {run}: stop it first; without a word from it, it is out after its lease")
+    state = _with(state, members=tuple(m for m in state.members if m.seat != member.seat), vacant=tuple({*state.vacant, member.seat}))
+    return _changed(state).counting("forgotten")
+
+
 def expire(state: Membership, sites: Iterable[str]) -> Membership:
     """The leases of these are over. Their processes may be alive, and in the session."""
     found = [m for site in sites if (m := state.find(site)) is not None and m.there]
@@ -204,7 +222,10 @@ def entered(state: Membership, member: Member, number: int) -> Membership:
         return state
     if not member.inside:  # the coordinator had forgotten, or had not known
         state = _put(state, _as(member, inside=True, session=number))
-    return state if state.entered == number else _with(state, entered=number, base=last.members, left=())
+    if state.entered == number:
+        return state
+    taken = {m.seat for m in state.members}
+    return _with(state, entered=number, base=last.members, left=(), vacant=tuple(s for s in state.vacant if s not in taken))
 
 
 def handed_in(state: Membership, member: Member, session: Session) -> Membership:
@@ -222,7 +243,8 @@ def handed_in(state: Membership, member: Member, session: Session) -> Membership
     if last is not None:
         if not spec.elects:
             raise Refused(
-                "conflict", f"{text}: run {spec.run} waits for its coordinator (without = {spec.without!r}), nobody else opens its sessions"
+                "conflict",
+                f"{text}: run {spec.run} waits for its coordinator (wan.without = {spec.without!r}), nobody else opens its sessions",
             )
         if session.number < last.number or state.entered >= session.number or session.generation != state.generation:
             raise Refused(
@@ -240,6 +262,18 @@ def handed_in(state: Membership, member: Member, session: Session) -> Membership
     return state.counting("replaced" if replaces else "handed_in")
 
 
+def _standing(state: Membership) -> str:
+    """Of a run, in a few words."""
+    there = ", ".join(m.site for m in state.living)
+    if state.ended is not None:
+        return "which is over"
+    return f"there: {there[:100]}" if there else "nobody is there" if state.members else "new"
+
+
+def _or_forget(state: Membership) -> str:
+    return "" if state.living else f", or forget the old one: gossamer wan forget {state.spec.run}"
+
+
 def _changed(state: Membership) -> Membership:
     return _with(state, epoch=state.epoch + 1)
 
@@ -247,15 +281,24 @@ def _changed(state: Membership) -> Membership:
 def _free_seat(state: Membership, site: str, wish: int | None) -> int:
     if state.spec.sites:
         if site not in state.spec.sites:
-            raise Refused("full", f"site {site} is not one of this run: expected one of {', '.join(state.spec.sites)}"[:1000])
+            names = ", ".join(state.spec.sites)
+            raise Refused(
+                "full",
+                f"site {site} is not one of run {state.spec.run}: wan.sites names {names[:600]}. Another machine may take the place of "
+                "a lost one under its name: gossamer wan ca issue, with the lost one's id",
+            )
         return state.spec.sites.index(site)
     taken = {m.seat for m in state.members}
     if wish is not None and wish < state.spec.seats and wish not in taken:
         return wish
     free = next((s for s in range(state.spec.seats) if s not in taken), None)
     if free is None:
-        names = ", ".join(m.site for m in state.members)
-        raise Refused("full", f"all {state.spec.seats} seats of run {state.spec.run} belong to other sites ({names})"[:1000])
+        spec, names = state.spec, ", ".join(f"{m.site} {'there' if m.there else 'out'}" for m in state.members)
+        raise Refused(
+            "full",
+            f"all {spec.seats} seats of run {spec.run} belong to other sites ({names[:600]}): the seat of one that is out for good is "
+            f"free after gossamer wan forget {spec.run} --site SITE",
+        )
     return free
 
 
@@ -266,7 +309,8 @@ def _check_address(state: Membership, site: str, card: Card) -> None:
         if other.site != site and None not in pair and len({is_loopback(a) for a in pair if a}) == 2:
             local, remote = (site, other.site) if is_loopback(card.address or "") else (other.site, site)
             raise Refused(
-                "foreign", f"site {local} advertises a loopback address, which site {remote} cannot reach: set its address to advertise"
+                "foreign",
+                f"site {local} advertises a loopback address, which site {remote} cannot reach: give it --bind and --advertise HOST:PORT",
             )
 
 

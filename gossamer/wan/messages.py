@@ -37,6 +37,15 @@ Code: TypeAlias = Literal[
 ]
 
 
+def printable(text: str) -> str:
+    r"""What somebody else has said, for a header or a terminal: printable ASCII in one line, anything else escaped.
+
+    >>> printable("a\x1b[31mb"), printable("caf\u00e9")
+    ('a\\x1b[31mb', 'caf\\xe9')
+    """
+    return "".join(c if " " <= c <= "~" else c.encode("unicode_escape").decode() for c in text)
+
+
 class Refusal(Record):
     """Why a request was refused. `retry_s`: worth asking again then; None: not worth it."""
 
@@ -49,7 +58,7 @@ class Refused(RunFailed):
     """A request was refused by the coordinator."""
 
     def __init__(self, code: Code, text: str, retry_s: float | None = None) -> None:
-        text = text.encode("ascii", "backslashreplace").decode()[:1024]  # it travels in a header
+        text = printable(text)[:1024]  # it travels in a header, and ends in a terminal
         super().__init__(text)
         self.refusal = Refusal(code=code, text=text, retry_s=retry_s)
 

@@ -103,10 +103,11 @@ class Book:
         current = {s: h for s, h in haves.items() if last is not None and _of(last, s, h)}
         members = _reaching(said, state.inside, lambda s: (s in current, s in haves))
         if len(members) < state.spec.min_sites:
+            if last is None and not any(here[s].bootstrap for s in members):
+                return Opening(None, _founding(state, members & haves.keys(), members))
+            ask = "1 site asks for a session" if len(members) == 1 else f"{len(members)} sites ask for a session and reach each other"
             return Opening(
-                None,
-                f"{len(members)} sites ask for a session and reach each other ({state.names(members)}), it needs {state.spec.min_sites}"
-                + self._absent(state, members),
+                None, f"{ask} ({state.names(members)}), it needs {state.spec.min_sites} (wan.min_sites){self._absent(state, members)}"
             )
         told = frozenset(s for s in members & haves.keys() if here[s].bootstrap)
         inside = state.inside
@@ -119,7 +120,7 @@ class Book:
         if (state.spec.elects or by is not None) and last is not None and not (begins and told and by is None):
             held = frozenset(s for s in members if here[s].ever or s in haves)
             if not _half(state, held, more=by is not None):
-                base = frozenset(state.base or last.members) - frozenset(state.left)
+                base = frozenset(state.base or last.members) - frozenset(state.left) - frozenset(state.vacant)
                 return Opening(
                     None,
                     f"{len(held & base)} of the {len(base)} sites of the last session are here: too few to go on, without "
@@ -153,7 +154,7 @@ class Book:
                 who = {d: state.names(s for s in top if top[s] == d) for d in sorted(set(top.values()))}
                 listed = "; ".join(f"{d[:12]}: {names}" for d, names in who.items())
                 return Opening(
-                    None, f"the sites hold different states after {best.round} rounds ({listed}): start one of them with bootstrap"[:1000]
+                    None, f"the sites hold different states after {best.round} rounds ({listed}): start one of them with --bootstrap"[:1000]
                 )
         diverged = frozenset(s for s in top if digest not in (None, top[s]))
         donors = top.keys() - diverged
@@ -176,23 +177,23 @@ class Book:
     @staticmethod
     def _too_early(state: Membership, members: frozenset[int], ready: Mapping[int, Have], told: frozenset[int], over: bool) -> str:
         """Why the run does not begin (again) yet; empty: it does."""
-        last, spec = state.session, state.spec
+        last = state.session
         if told:
             return ""
         if last is None:
-            wanted = spec.seats if spec.founders is None else spec.founders
-            return "" if len(ready) >= wanted else f"{len(ready)} of {wanted} sites with a state are here ({len(members)} in all)"
+            wanted = state.spec.seats if state.spec.founders is None else state.spec.founders
+            return "" if len(ready) >= wanted else _founding(state, frozenset(ready), members)
         if not ready:
             return "nobody is here who held the state of the run"
         best = max(ready.values(), key=lambda h: (h.session, h.round))
-        most = 2 * len(frozenset(last.members) & ready.keys()) > len(last.members)
-        if not (missing := frozenset(last.members) - members) or (
-            over and most and (best.session == last.number or best.round >= last.round)
-        ):
+        past = frozenset(last.members) - frozenset(state.vacant)
+        most = 2 * len(past & ready.keys()) > len(past)
+        if not (missing := past - members) or (over and most and (best.session == last.number or best.round >= last.round)):
             return ""
         return (
             f"no process of session {last.number} is left, and {state.names(missing)} may have the latest state: "
-            "start them again, or one of the others with bootstrap"
+            "start them again, or one of the others with --bootstrap; what is lost for good is not waited for after "
+            f"gossamer wan forget {state.spec.run} --site SITE"
         )
 
     def _valid(self, state: Membership) -> dict[int, Propose]:
@@ -204,6 +205,18 @@ class Book:
     def _absent(state: Membership, members: frozenset[int]) -> str:
         wanted = frozenset(m.seat for m in state.members) if state.session is None else frozenset(state.session.members)
         return f"; without {state.names(wanted - members)}" if wanted - members else ""
+
+
+def _founding(state: Membership, asking: frozenset[int], members: frozenset[int]) -> str:
+    """What a run needs to begin."""
+    spec = state.spec
+    if spec.founders is None:
+        wanted, why = spec.seats, "as many as the fleet has workers; wan.founders on all sites lets fewer begin"
+    else:
+        wanted, why = spec.founders, f"wan.founders, of {spec.seats} workers of the fleet"
+    asks = f"{len(asking)} {'asks' if len(asking) == 1 else 'ask'}: {state.names(asking)}" if asking else "none asks"
+    more = f"; without a state: {state.names(members - asking)}" if members - asking else ""
+    return f"it begins with {wanted} {'site' if wanted == 1 else 'sites'} ({why}), and {asks}{more}"
 
 
 def _rounds(have: Have) -> int:
@@ -219,7 +232,8 @@ def _of(last: Session, seat: int, have: Have) -> bool:
 
 def _half(state: Membership, seats: Iterable[int], *, more: bool) -> bool:
     """Whether half of those of the last session that was entered are among these; or more."""
-    base = frozenset(state.base or (state.session.members if state.session is not None else ())) - frozenset(state.left)
+    base = frozenset(state.base or (state.session.members if state.session is not None else ()))
+    base -= frozenset(state.left) | frozenset(state.vacant)
     n = 2 * len(base & frozenset(seats))
     return n > len(base) if more else n >= len(base)
 

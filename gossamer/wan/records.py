@@ -11,6 +11,8 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, StringConstraints
 
+from gossamer.wan.differing import Settings
+from gossamer.wan.ended import Ended
 from gossamer.wan.messages import Record, Seconds, Text, pack
 
 PROTOCOL = 1
@@ -42,6 +44,8 @@ class Spec(Record):
 
     run: Name
     configuration: Hash
+    settings: Settings = Field(default_factory=dict)
+    """What the configuration says, to name differences. Not compared: `configuration` is its hash."""
     layout: Hash
     versions: Annotated[dict[Name, Text], Field(max_length=32)]
     """Of Gossamer, torch, ...: equal on all sites."""
@@ -309,6 +313,13 @@ class Ask(Record):
     run: Name | None = None
 
 
+class Forget(Record):
+    """Asks the coordinator to forget a run that has nobody, or a site of a run that is not there."""
+
+    run: Name
+    site: Name | None = None
+
+
 class PlanReply(Record):
     """Answer to Publish, and to a request for the latest plan."""
 
@@ -321,7 +332,7 @@ class SiteStatus(Record):
     site: Name
     seat: Seat
     standing: str
-    """out, waiting (to be let in), healing (let in, without the state yet), or in."""
+    """out, waiting (to be let in), healing (let in, without the state yet), in, or finished (it was in at the end of the run)."""
     address: str | None
     lease_s: float | None
     """Left of its lease."""
@@ -342,6 +353,10 @@ class RunStatus(Record):
     """The last ones, newest first."""
     why: str
     sites: tuple[SiteStatus, ...]
+    seats: Annotated[int, Field(ge=0, le=MAX_SEATS)] = 0
+    """Workers of the fleet."""
+    ended: Ended | None = None
+    """None: it goes on."""
     counts: dict[str, int]
     """joins, leaves, expiries, sessions, late, healed, diverged, begun (again), handed_in, replaced."""
 

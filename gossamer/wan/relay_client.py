@@ -23,6 +23,7 @@ import random
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -75,6 +76,8 @@ class RelayClient:
         self._said: dict[str, str] = {}
         self._channel: Any = None
         self._shut = False
+        self._away_s: float | None = None
+        """Since when it is away, after it had been there."""
         self._lock = threading.Lock()
         in_loop(self._start())
 
@@ -140,7 +143,9 @@ class RelayClient:
                 why = str(error.details() or "") if isinstance(error, Distrusted) or error.code() in _FOR_GOOD else words(error)
                 if isinstance(error, Distrusted) and error.reason == "session":
                     why = "the relay has begun anew"  # the next call greets again
-                if error.code() in _FOR_GOOD and not getattr(error, "passing", False):
+                if error.code() == grpc.StatusCode.UNIMPLEMENTED:
+                    self.failure = RunFailed(f"{self._dial.address} is no relay, though somebody answers there (a coordinator, or a site)")
+                elif error.code() in _FOR_GOOD and not getattr(error, "passing", False):
                     self.failure = RunFailed(f"the relay at {self._dial.address} refuses this site: {why}")
             except Exception as error:  # of gRPC, which has several for a stream that has ended: try again
                 why = str(error) or type(error).__name__
@@ -149,6 +154,7 @@ class RelayClient:
                     await channel.close()
             if self.trouble is None:
                 backoff_s = _BACKOFF_S
+                self._away_s = time.monotonic()
                 log.warning("relay at %s: away (%s); trying again", self._dial.address, why)
             self.trouble, self._channel = why, None
             self._settled.clear()
@@ -167,7 +173,11 @@ class RelayClient:
             async with asyncio.timeout(GREET_S):
                 await stream.write(pack(Stand(boot=self._boot, takes=self._local is not None)))
                 stands = unpack(Stands, _bytes(await stream.read()))
-            log.info("relay at %s: this site stands", self._dial.address)
+            if self._away_s is None:
+                log.info("relay at %s: this site stands", self._dial.address)
+            else:
+                log.warning("relay at %s: back, after %.1f s", self._dial.address, time.monotonic() - self._away_s)
+                self._away_s = None
             self.trouble = None
             self._channel = channel
             self._settled.set()
@@ -301,7 +311,9 @@ def peer_of(mine: str | None, theirs: str | None, name: str, relay: RelayClient 
     if mine is not None:
         return Peer(None, dials=False)
     if relay is None:
-        raise BadInput(f"neither this site nor site {name} can be dialled: give one of them an address to advertise, or both a relay")
+        raise BadInput(
+            f"neither this site nor site {name} can be dialled: give one of them --bind and --advertise HOST:PORT, or both --relay"
+        )
     return Peer(relay.address_of(name))
 
 

@@ -27,7 +27,7 @@ from gossamer.wan.coordinator import Coordinator
 from gossamer.wan.ledgerdb import LedgerDB
 from gossamer.wan.membership import is_loopback
 from gossamer.wan.messages import MAX_MESSAGE_BYTES, Code, Record, Refused, pack, unpack
-from gossamer.wan.records import Ask, Beat, Caller, HandIn, Join, News, Propose, Publish, Status, Verdict
+from gossamer.wan.records import Ask, Beat, Caller, Forget, HandIn, Join, News, Propose, Publish, Status, Verdict
 
 log = logging.getLogger(__name__)
 
@@ -166,6 +166,7 @@ class CoordinatorServer:
             "Publish": self._on(Publish, lambda r, c: self.coordinator.publish(r)),
             "Plan": self._on(Caller, lambda r, c: self.coordinator.plan(r)),
             "Status": self._on(Ask, lambda r, c: self.coordinator.status(r)),
+            "Forget": self._on(Forget, lambda r, c: self.coordinator.forget(r, self._identify(c))),
             "Watch": grpc.unary_stream_rpc_method_handler(self._watch),
         }
         return grpc.method_handlers_generic_handler(SERVICE, one)

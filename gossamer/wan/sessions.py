@@ -31,6 +31,11 @@ _POLL_S = 0.05
 class NotYet(RunFailed):
     """No session has opened in time. The message says for whom, or for what, the run waits."""
 
+    def __init__(self, text: str, why: str) -> None:
+        super().__init__(text)
+        self.why = why
+        """That alone."""
+
 
 class Sessions:
     """The sessions of one site's run.
@@ -94,7 +99,7 @@ class Sessions:
             if (session := verdict.session) is not None and not verdict.late and session != self._opened:
                 self._opened = session
                 return session
-        raise NotYet(f"run {self._client.spec.run}, no session within {timeout_s:.4g} s: {why}")
+        raise NotYet(f"run {self._client.spec.run}, no session within {timeout_s:.4g} s: {why}", why)
 
     def entered(self, session: Session) -> None:
         """All members of a session have met here: it counts."""

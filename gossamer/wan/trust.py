@@ -193,5 +193,5 @@ def check_plain(address: str) -> None:
     """
     if not is_loopback(host_of(address)):
         raise BadInput(
-            f"{address}: not a loopback address, and there is no certificate: give the folder that gossamer wan ca issue has made"
+            f"{address}: not a loopback address, and there is no certificate: give the folder of gossamer wan ca issue with --identity DIR"
         )

@@ -1,0 +1,130 @@
+"""How a site comes into its run, and what it says while it waits: for the coordinator, for the other sites."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from gossamer.app.progress import duration
+from gossamer.app.wan_presence import Where
+from gossamer.core.errors import RunFailed
+from gossamer.wan.calls import Away
+from gossamer.wan.client import CoordinatorClient
+from gossamer.wan.diagnose import speaks_tls
+from gossamer.wan.ended import OVER
+from gossamer.wan.messages import Refused, printable
+from gossamer.wan.records import Have, Roster, Session, Spec
+from gossamer.wan.sessions import NotYet, Sessions
+
+_OPEN_S = 1.0
+"""An opening is asked for again so often, to look at signals in between."""
+_AGAIN_S = 30.0
+"""That it still waits is said so often."""
+
+
+class Waiting:
+    """What is said while something does not happen: at once, when there is something new, and every half minute."""
+
+    def __init__(self, say: Callable[[str], None], now_s: Callable[[], float] = time.monotonic) -> None:
+        self._say, self._now_s = say, now_s
+        self._said = ""
+        self._begun_s = self._told_s = now_s()
+
+    def still(self, text: str) -> None:
+        """It has not happened yet, because of this."""
+        now_s = self._now_s()
+        if text != self._said:
+            self._say(text)
+        elif now_s - self._told_s >= _AGAIN_S:
+            self._say(f"still waiting, after {duration(now_s - self._begun_s)}: {text}")
+        else:
+            return
+        self._said, self._told_s = text, now_s
+
+
+class Entrance:
+    """A site's way into its run, and into each of its sessions.
+
+    Args:
+        check: raises what ends the waiting, such as a signal.
+    """
+
+    def __init__(
+        self, client: CoordinatorClient, sessions: Sessions, where: Where, say: Callable[[str], None], check: Callable[[], None]
+    ) -> None:
+        self._client, self._sessions, self._where, self._say, self._check = client, sessions, where, say, check
+
+    def join(self) -> None:
+        """Joins the run, when the coordinator answers.
+
+        Raises:
+            Refused: it does not want this site.
+            RunFailed: no coordinator answers there, or the run is over.
+        """
+        waiting, client = Waiting(self._say), self._client
+        while True:
+            try:
+                client.join(client.timeouts.call)
+                break
+            except Away as error:
+                if (words := elsewhere(self._where, error)) is not None:
+                    raise RunFailed(words) from None
+                waiting.still(f"waiting for the coordinator at {self._where.coordinator}: {error}")
+            self._check()
+        self.check_over()
+
+    def open(self, have: Have) -> Session:
+        """The next session."""
+        waiting, client = Waiting(self._say), self._client
+        while True:
+            self._check()
+            try:
+                return self._sessions.open(have, timeout_s=_OPEN_S)
+            except NotYet as error:
+                waiting.still(waits(client.spec, client.roster, self._where.site, error.why))
+                if client.news.plan:
+                    self.check_over()
+
+    def check_over(self) -> None:
+        """That the run has not come to its end while this site was away.
+
+        Raises:
+            RunFailed: it has.
+        """
+        run = self._client.spec.run
+        with suppress(Away, Refused):
+            plan = self._client.plan(self._client.timeouts.call)
+            if plan is not None and plan.body.startswith(OVER):
+                raise RunFailed(
+                    f"run {run} is over: its summary is at site {printable(plan.body.removeprefix(OVER))}. For another run give it its own "
+                    f"id: --set wan.run=NAME, or forget the old one: gossamer wan forget {run}"
+                )
+
+
+def waits(spec: Spec, roster: Roster, me: str, why: str) -> str:
+    """For whom or what a run waits, and who is there.
+
+    >>> spec = Spec(run="r", configuration="a", layout="b", versions={}, seats=3, synchronous=True, min_sites=2, floor_s=30.0)
+    >>> waits(spec, Roster(run="r", revision=1, epoch=1, generation=0, members=(), session=None), "lyon", "nobody asks")
+    'run r waits: nobody asks. Not there: 3 that have never come'
+    """
+    there = [m.site + (" (this site)" if m.site == me else "") for m in roster.members if m.there]
+    gone = [m.site for m in roster.members if not m.there]
+    known = {m.site for m in roster.members}
+    unseen = [f"{site} (has never come)" for site in spec.sites if site not in known]
+    if not spec.sites and (more := spec.seats - len(roster.members)) > 0:
+        unseen.append(f"{more} that {'has' if more == 1 else 'have'} never come")
+    parts = [f"there: {', '.join(there)}"] if there else []
+    parts += [f"not there: {', '.join([*gone, *unseen])}"] if gone or unseen else []
+    standing = "; ".join(parts)
+    return f"run {spec.run} waits: {printable(why)}" + (f". {standing[0].upper()}{standing[1:]}" if standing else "")
+
+
+def elsewhere(where: Where, error: Away) -> str | None:
+    """Why it is of no use to wait for a coordinator at that address; None: it may come."""
+    if error.other:
+        return f"{where.coordinator} is no coordinator ({error}): give the address of gossamer wan coordinator with --coordinator"
+    if where.identity is None and speaks_tls(where.coordinator):
+        return f"the coordinator at {where.coordinator} wants certificates, and none was given: add --identity DIR (and --secret FILE)"
+    return None
