@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,8 +88,11 @@ class Presence:
             self._relay.close()
         in_loop(self.port.stop())
 
-    def connect(self, links: Links, members: tuple[int, ...]) -> None:
+    def connect(self, links: Links, members: tuple[int, ...], check: Callable[[], None]) -> None:
         """Connections to all members.
+
+        Args:
+            check: asked meanwhile; what it raises ends the wait.
 
         Raises:
             RunFailed: to some there are none, who count as gone in the next opening.
@@ -98,7 +101,7 @@ class Presence:
         found = {j: roster.at(j) for j in members if j != links.me}
         peers = {j: peer_of(self.address, m.card.address, m.site, self._relay) if m is not None else Peer(None) for j, m in found.items()}
         try:
-            links.connect(peers, self.client.timeouts.lease * 1.5)
+            links.connect(peers, self.client.timeouts.lease * 1.5, check=check)
         except RunFailed:
             for j in peers:
                 if (link := links.links.get(j)) is None or link.session is None:

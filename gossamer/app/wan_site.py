@@ -6,19 +6,14 @@ lost (synchronous methods), leaves, or a site comes, the sites go back to the la
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import shutil
 import threading
 import time
-from collections.abc import Coroutine
-from concurrent.futures import wait
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-import torch
 from rich.console import Console
 
 from gossamer.app.collect import STREAMS, merge
@@ -29,6 +24,7 @@ from gossamer.app.wan_apart import Apart
 from gossamer.app.wan_folder import SiteFolder
 from gossamer.app.wan_hooks import SiteHooks, finish
 from gossamer.app.wan_logs import LogPlace
+from gossamer.app.wan_meeting import Meeting, Vain
 from gossamer.app.wan_ops import SiteOps
 from gossamer.app.wan_presence import Presence, Where
 from gossamer.app.wan_slow import Slow
@@ -36,8 +32,8 @@ from gossamer.app.wan_spec import link_settings, spec_of
 from gossamer.app.wan_state import Snapshot, bring, read_latest, take, write
 from gossamer.app.wan_waiting import Entrance
 from gossamer.core.errors import RunFailed
-from gossamer.core.tree import Tree, layout_hash, master
-from gossamer.real.board import Board, PeerLost
+from gossamer.core.tree import Tree, master
+from gossamer.real.board import PeerLost
 from gossamer.real.driver import run
 from gossamer.real.group import Group
 from gossamer.train.compute import TrainBody
@@ -45,7 +41,7 @@ from gossamer.train.data import Corpus
 from gossamer.train.resuming import Resuming
 from gossamer.wan.deadlines import Deadline
 from gossamer.wan.ended import OVER
-from gossamer.wan.loop import io_loop
+from gossamer.wan.loop import in_loop
 from gossamer.wan.records import Plan, Report, Session
 from gossamer.wan.sessions import Sessions
 from gossamer.wan.state_service import NotBrought, StateAsk, StateServer
@@ -56,7 +52,6 @@ from gossamer.worker.state import State
 from gossamer.worker.stream import held as outset
 
 log = logging.getLogger(__name__)
-_LOOK_S = 0.1
 _TRIES = 3
 """Times in a row that a state may fail to come."""
 
@@ -136,7 +131,7 @@ class SiteRun:
             except Leaving:
                 if folder.there:
                     hooks.save()
-                self.client.leave()
+                self.client.leave(2.0 if self.client.there else 0.5)
                 self._say(f"site {self.where.site} has left run {self.spec.run} after round {hooks.held.state.round}")
                 raise
             finally:
@@ -173,19 +168,7 @@ class SiteRun:
         group: Group | None = None
         self._say(f"session {session.number}, from round {session.round}: {', '.join(names[j] for j in session.members)}")
         try:
-            self.presence.connect(links, session.members)
-            group = Group(
-                links.store, me, self.job.n, links.wire, start_timeout_s=self.client.timeouts.connect, survives=self.job.goes_on,
-                members=session.members,
-            )  # fmt: skip
-            group.all_equal(
-                {
-                    "configuration": self.job.run_id,
-                    "parameter layout": layout_hash(self.job.layout),
-                    "corpus": self.corpus.content_hash,
-                    "torch": torch.__version__,
-                }
-            )
+            group = Meeting(session, self.presence, self.sessions, links, self._check_signal).group(self.job, self.corpus)
             self.sessions.entered(session)
             self.ops.session(session, self._why, lambda: {names.get(j, str(j)): t for j, t in links.traffic().items()})
             self._why = "change"
@@ -214,13 +197,12 @@ class SiteRun:
             if self._failed >= _TRIES:
                 raise
             self._say(f"session {session.number} ends here for this site: {error}")
+        except Vain as vain:
+            self._say(f"session {session.number} did not come about: {vain}")
         except RunFailed as error:
-            if group is None or error is not group.board.failure:  # this site's own, or not connected
-                if group is not None and not str(error).startswith(f"worker {me} has waited"):
-                    raise
-                self._say(f"session {session.number} did not come about: {error}")
-            else:
-                self._say(f"session {session.number} ends here: {error}")
+            if group is None or error is not group.board.failure:  # this site's own
+                raise
+            self._say(f"session {session.number} ends here: {error}")
         finally:
             self._group = None
             self.resuming.break_off()
@@ -275,7 +257,11 @@ class SiteRun:
         async def get() -> None:
             await bring(self.neighbours.channel(donor), session, inner, where, donor, self.client.timeouts.connect)
 
-        self._await(get(), group.board)
+        def check() -> None:
+            self._check_signal()
+            group.board.check()
+
+        in_loop(get(), check=check)
         keeps = self.spec.synchronous and self.spec.late == "keep" and held.session > 0 and not self.job.method.cadence.overlap
         drift: Tree = master(self.body.tree) if keeps else {}
         self._failed = 0
@@ -283,17 +269,6 @@ class SiteRun:
         shutil.rmtree(where, ignore_errors=True)
         self._say(f"took the state after round {session.round} from site {donor.site}")
         return state
-
-    @staticmethod
-    def _await(work: Coroutine[Any, Any, None], board: Board) -> None:
-        """Waits for work of the event loop, or for the end of the session."""
-        future = asyncio.run_coroutine_threadsafe(work, io_loop())
-        try:
-            while not wait([future], _LOOK_S).done:
-                board.check()
-        finally:
-            future.cancel()
-        future.result()
 
     def _state_for(self, ask: StateAsk) -> tuple[int, Path] | None:
         """For a site that needs the state at the start of the session. In a thread of its own."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from gossamer.app.progress import duration
+from gossamer.app.wan_meeting import patiently
 from gossamer.app.wan_presence import Where
 from gossamer.core.errors import RunFailed
 from gossamer.wan.calls import Away
@@ -18,7 +20,9 @@ from gossamer.wan.records import Have, Roster, Session, Spec
 from gossamer.wan.sessions import NotYet, Sessions
 
 _OPEN_S = 1.0
-"""An opening is asked for again so often, to look at signals in between."""
+"""An opening is asked for again so often, and what it waits for is said."""
+_FIRST_S = 2.0
+"""After so long without an answer from the coordinator, that is said."""
 _AGAIN_S = 30.0
 """That it still waits is said so often."""
 
@@ -63,11 +67,13 @@ class Entrance:
             RunFailed: no coordinator answers there, or the run is over.
         """
         waiting, client = Waiting(self._say), self._client
+        timeout_s = min(_FIRST_S, client.timeouts.call)
         while True:
             try:
-                client.join(client.timeouts.call)
+                patiently(partial(client.join, timeout_s), self._check)
                 break
             except Away as error:
+                timeout_s = client.timeouts.call
                 if (words := elsewhere(self._where, error)) is not None:
                     raise RunFailed(words) from None
                 waiting.still(f"waiting for the coordinator at {self._where.coordinator}: {error}")
@@ -80,7 +86,7 @@ class Entrance:
         while True:
             self._check()
             try:
-                return self._sessions.open(have, timeout_s=_OPEN_S)
+                return patiently(lambda: self._sessions.open(have, timeout_s=_OPEN_S), self._check)
             except NotYet as error:
                 waiting.still(waits(client.spec, client.roster, self._where.site, error.why))
                 if client.news.plan:

@@ -38,6 +38,10 @@ _FAULT_S = 1.0
 """Who waits for a worker that has failed in a comparison gives itself so long to find the same fault, and to say that."""
 
 
+class NotMet(RunFailed):
+    """Some workers did not come, or went before the run had begun."""
+
+
 class Group:
     """Worker `me` of `n`, connected to all other members.
 
@@ -51,9 +55,10 @@ class Group:
         seats: which processes are ranks of one worker, where some have several; `me`, `n` and all addresses are seats then.
         site: connects this process to the other ranks of its worker, once all workers have come.
         members: who takes part, `me` among them, in rising order; None: all n. The others have no connections, and are absent throughout.
+        waiting: called again and again while the others are waited for, at the start and in `all_equal`; what it raises ends that.
 
     Raises:
-        RunFailed: some workers did not come; the message names them.
+        NotMet: some workers did not come; the message names them.
     """
 
     def __init__(
@@ -70,6 +75,7 @@ class Group:
         seats: Seats | None = None,
         site: Callable[[], Site] = Alone,
         members: Sequence[Addr] | None = None,
+        waiting: Callable[[], None] = lambda: None,
     ) -> None:
         self.me, self.n = me, n
         self.members = tuple(range(n) if members is None else members)
@@ -79,7 +85,7 @@ class Group:
         """Bytes of `gather_bytes` and `mean_trees` sent by this worker, counted apart from the exchange of the method."""
         self.apart_received_bytes = 0
         self._store = store
-        self._timeout_s, self._remedy, self._blame = start_timeout_s, remedy, blame
+        self._timeout_s, self._remedy, self._blame, self._waiting = start_timeout_s, remedy, blame, waiting
         self._compared = 0
         self._closed = False
         self._everybody("here", f"{socket.gethostname()}, process {os.getpid()}")
@@ -312,15 +318,16 @@ class Group:
                 found[j] = self._store.get(f"{key}/{j}").decode()
                 missing.remove(j)
             if gone := [j for j in missing if j in self.board.dead]:
-                raise RunFailed(f"worker {gone[0]} is gone before the run has begun ({self.board.dead[gone[0]]})")
+                raise NotMet(f"worker {gone[0]} is gone before the run has begun ({self.board.dead[gone[0]]})")
             if missing and time.monotonic() > deadline_s - self._timeout_s + _FAULT_S:
                 self.board.check()
             if missing and time.monotonic() > deadline_s:
-                raise RunFailed(
+                raise NotMet(
                     f"worker {self.me} has waited {self._timeout_s:.0f} s at the start for worker(s) {', '.join(map(str, missing))}: "
                     f"{self._remedy}"
                 )
             if missing:
+                self._waiting()
                 time.sleep(_POLL_S)
         return found
 

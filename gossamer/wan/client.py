@@ -147,6 +147,11 @@ class CoordinatorClient:
         """For how long the coordinator has not answered; None: it answers."""
         return self._calls.away_s
 
+    @property
+    def there(self) -> bool:
+        """Whether the coordinator answers, and has let this site in."""
+        return self._news is not None and self._calls.away_s is None
+
     def wait_for(self, wanted: Callable[[Roster], bool], timeout_s: float) -> Roster:
         """The first roster that is as wanted.
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import atexit
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from concurrent.futures import wait
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+_LOOK_S = 0.1
 _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
 
@@ -30,13 +32,23 @@ def _stop(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
     thread.join(2.0)
 
 
-def in_loop(job: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
+def in_loop(job: Coroutine[Any, Any, T], timeout_s: float | None = None, *, check: Callable[[], None] | None = None) -> T:
     """What `job` returns, run in the event loop; for other threads.
+
+    Args:
+        check: asked ten times a second meanwhile; what it raises cancels the job.
 
     Raises:
         TimeoutError: it took longer, and was cancelled.
     """
     future = asyncio.run_coroutine_threadsafe(job, io_loop())
+    if check is not None:
+        try:
+            while not wait([future], _LOOK_S).done:
+                check()
+        except BaseException:
+            future.cancel()
+            raise
     try:
         return future.result(timeout_s)
     except TimeoutError:

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -133,8 +133,11 @@ class Links:
 
     # ---- peers
 
-    def connect(self, peers: Mapping[int, Peer], timeout_s: float) -> None:
+    def connect(self, peers: Mapping[int, Peer], timeout_s: float, *, check: Callable[[], None] | None = None) -> None:
         """Adds these sites and waits until there is a connection to each.
+
+        Args:
+            check: asked ten times a second meanwhile; what it raises ends the wait.
 
         Raises:
             BadInput: neither this site nor one of them can be reached.
@@ -142,7 +145,7 @@ class Links:
         """
         for j, peer in sorted(peers.items()):
             self.add(j, peer)
-        in_loop(self._meet(sorted(peers), timeout_s))
+        in_loop(self._meet(sorted(peers), timeout_s), check=check)
 
     def add(self, j: int, peer: Peer) -> None:
         """Adds a site, or one that was gone and comes back, as a new one; connects to it in the background.
@@ -276,10 +279,12 @@ class Links:
         """Of a peer that will dial: looks whether its process is still there."""
         address = link.peer.address
         assert address is not None
+        pause_s = _BACKOFF_S  # a process that ends closes its connections first, and then where it listens
         while link.over is None and link.session is None:
             if await knock(address, self.settings.beat_s) == "refused" and link.session is None:
                 link.die(f"its process has ended ({link.trouble}, and a new connection is refused)")
-            await asyncio.sleep(self.settings.beat_s)
+            await asyncio.sleep(min(pause_s, self.settings.beat_s))
+            pause_s *= 2.0
 
     def _push(self, frame: Control) -> None:
         for link in self.links.values():
