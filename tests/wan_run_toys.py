@@ -88,8 +88,8 @@ class Field:
 
     def own(self, site: str) -> list[dict[str, Any]]:
         """Records that a site has written so far."""
-        (folder,) = (self.root / "runs" / site / "workers").iterdir()
-        return RunFolder(folder).read_lines("metrics.jsonl")
+        folders = (self.root / "runs" / site / "workers").glob("*")
+        return [record for folder in folders for record in RunFolder(folder).read_lines("metrics.jsonl")]
 
     def trains(self, site: str, rounds: int, timeout_s: float = 90.0) -> None:
         """Waits until a site has completed so many rounds more."""
