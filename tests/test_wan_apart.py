@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from gossamer.app.wan_apart import Apart
+from gossamer.app.wan_apart import Apart, Missing
+from gossamer.real.board import Board
 
 
 class Others:
@@ -25,10 +26,14 @@ class Others:
         return frozenset(self.reached)
 
 
-def made(*, synchronous: bool = False) -> tuple[Apart, Others, Any]:
-    others, group = Others(), SimpleNamespace(members=(0, 1, 2, 3), living=(0, 1, 2, 3))
+NAMES = {0: "lyon", 1: "oslo"}
+
+
+def made(*, synchronous: bool = False, missing: Missing | None = None) -> tuple[Apart, Others, Any]:
+    board = Board(survives=True, me=3)
+    others, group = Others(), SimpleNamespace(members=(0, 1, 2, 3), living=(0, 1, 2, 3), board=board)
     spec: Any = SimpleNamespace(synchronous=synchronous, min_sites=2)
-    return Apart(spec, others, group, {0: "lyon", 1: "oslo"}.get), others, group  # type: ignore[arg-type]
+    return Apart(spec, others, group, NAMES.get, missing or Missing(lambda text: None, NAMES.get)), others, group  # type: ignore[arg-type]
 
 
 def test_a_loss_ends_nothing_as_long_as_enough_are_left() -> None:
@@ -60,3 +65,45 @@ def test_synchronous_sessions_end_by_the_loss_itself(living: tuple[int, ...]) ->
     group.living = living
     assert not apart.why()
     assert not others.doubted
+
+
+def test_each_loss_and_each_return_is_said_once_and_at_once() -> None:
+    said: list[str] = []
+    missing = Missing(said.append, NAMES.get)
+    apart, _, group = made(missing=missing)
+    group.board.gone(0, "its process has ended")
+    group.board.gone(0, "again")
+    assert said == ["site lyon is gone (its process has ended): the others go on without it"]
+    group.living = (1, 2, 3)
+    assert not apart.why() and len(said) == 1
+    missing.met((1, 2, 3))
+    assert len(said) == 1
+    missing.met((0, 1, 2, 3))
+    missing.met((0, 1, 2, 3))
+    assert said[1:] == ["site lyon is back"]
+    apart, _, group = made(missing=missing)  # the next session
+    group.board.gone(1, "it failed")
+    group.board.gone(0, "its process has ended")
+    assert said[2:] == [
+        f"site {name} is gone ({why}): the others go on without it"
+        for name, why in (("oslo", "it failed"), ("lyon", "its process has ended"))
+    ]
+
+
+def test_who_was_lost_before_anybody_looked_is_said_too() -> None:
+    said: list[str] = []
+    board = Board(survives=True, me=3)
+    board.gone(1, "it failed")
+    group: Any = SimpleNamespace(members=(0, 1, 2), living=(0, 2), board=board)
+    Apart(SimpleNamespace(synchronous=False, min_sites=2), Others(), group, NAMES.get, Missing(said.append, NAMES.get))  # type: ignore[arg-type]
+    assert said == ["site oslo is gone (it failed): the others go on without it"]
+
+
+def test_what_the_group_does_about_a_death_it_still_does() -> None:
+    learned: list[frozenset[int]] = []
+    board = Board(survives=True, me=3)
+    board.on_death = learned.append
+    group: Any = SimpleNamespace(members=(0, 1, 2), living=(0, 1, 2), board=board)
+    Apart(SimpleNamespace(synchronous=False, min_sites=2), Others(), group, NAMES.get, Missing(lambda text: None, NAMES.get))  # type: ignore[arg-type]
+    board.gone(2, "it failed")
+    assert learned == [frozenset({2})]

@@ -85,11 +85,11 @@ def test_a_site_tells_its_rounds_and_its_time() -> None:
     one.evaluated(3.5)
     for why in ("start", "join", "join"):
         one.session(3, 1, 2, why)
-    one.coordinator(False)
+    one.coordinator(lambda: True)
     found, labels = figures(one.text()), 'run="run-7",site="lyon"'
     for name, value in (
         ("round", 2), ("loss", 4), ("validation_loss", 3.5), ("tokens_total", 200), ("utilisation", 0.75), ("session", 3),
-        ("generation", 1), ("session_members", 2), ("coordinator_there", 0),
+        ("generation", 1), ("session_members", 2), ("coordinator_there", 1),
     ):  # fmt: skip
         assert found[f"gossamer_{name}{{{labels}}}"] == value
     assert found[f'gossamer_seconds_total{{kind="network_idle",{labels}}}'] == 3

@@ -64,3 +64,13 @@ def test_what_opens_while_it_asks_is_entered_though_the_answer_was_lost() -> Non
         found.open(at(0), timeout_s=0.1)
     client.tell(session(1, 0, 1, 2))
     assert found.open(at(0), timeout_s=5.0) == session(1, 0, 1, 2)
+
+
+def test_the_sessions_that_opened_without_it_are_remembered() -> None:
+    client = Client(session(6, 0, 1, 2))
+    found = sessions_of(client)
+    assert found.known(7) is None
+    for number in range(6, 40):
+        client.tell(session(number, 0, 2))
+        assert found.latest == found.known(number) == session(number, 0, 2)
+    assert found.known(38) == session(38, 0, 2) and found.known(6) is None, "the last ones"

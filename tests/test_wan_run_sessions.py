@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import signal
 from pathlib import Path
 
@@ -78,12 +79,17 @@ def test_gossip_goes_on_without_the_dead_and_takes_in_who_comes_late(text: Path,
         run.ends("oslo", code=-signal.SIGKILL)
         run.trains("lyon", 5)
         assert "session 2" not in run.log("lyon"), "nobody stops for a death"
+        for site in ("lyon", "porto"):
+            assert len(re.findall(r"^site oslo is gone \(.*\): the others go on without it$", run.log(site), re.MULTILINE)) == 1
         run.join("riga")
         run.says("riga", r"took the state after round")
         run.trains("riga", 3)
-        run.stops("lyon", "porto", "riga")
-        assert check_own(run, "lyon", "porto") == [[1, 3], [1]]
-        assert len({last(run, site, seat)[0] for site, seat in (("lyon", 0), ("porto", 2), ("riga", 3))}) == 1
+        run.join("oslo")
+        run.says("lyon", "site oslo is back")
+        run.trains("oslo", 3)
+        run.stops("lyon", "oslo", "porto", "riga")
+        assert check_own(run, "lyon", "porto") == [[1, 3], [1], []]
+        assert len({last(run, site, seat)[0] for seat, site in enumerate(("lyon", "oslo", "porto", "riga"))}) == 1
 
 
 @pytest.mark.timeout(400)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,9 +13,15 @@ import pytest
 import torch
 from coordinator_toys import spec
 from lockstep import Lockstep
+from small_runs import settings
 from toy import ToyBody
 
+from gossamer.app.config import load
+from gossamer.app.job import resolve
 from gossamer.app.wan_slow import Slow
+from gossamer.app.wan_spec import spec_of
+from gossamer.app.wan_state import keeps
+from gossamer.core.errors import BadInput
 from gossamer.core.plan import uniform
 from gossamer.core.tree import master
 from gossamer.real.board import Board, PeerLost
@@ -112,3 +119,31 @@ def test_late_work_is_kept_or_dropped(late: str) -> None:
     final = back.run(resume=[at[0], at[1], (state, late_body)])
     assert all(torch.equal(final[0].x[name], final[2].x[name]) for name in final[0].x)
     assert body is not None
+
+
+@pytest.mark.parametrize(
+    ("late", "session", "after", "kept"),
+    [
+        ("keep", 1, 3, True),  # the others went on from the boundary that it has
+        ("keep", 1, 2, True),  # or from an earlier one: its last round is nobody else's
+        ("keep", 1, 4, False),  # they have completed its round: what it said in it is in their state
+        ("keep", 1, None, False),
+        ("keep", 0, 3, False),  # it never had the state of the run
+        ("drop", 1, 3, False),
+    ],
+)
+def test_work_that_the_others_have_already_is_not_said_again(late: str, session: int, after: int | None, kept: bool) -> None:
+    held: Any = SimpleNamespace(state=SimpleNamespace(round=3), session=session)
+    opened: Any = None if after is None else SimpleNamespace(round=after)
+    assert keeps(spec(late=late), held, opened) is kept
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"method__name": '"gasloc"', "method__topology": '"one_peer"'}, {"method__name": '"diloco"', "method__overlap": 1.0}],
+)
+def test_late_work_is_kept_only_where_it_can_be(more: dict[str, object], tmp_path: Path) -> None:
+    sets = settings(tmp_path, fleet__name='"uniform-4"', wan__late='"keep"', **more)
+    with pytest.raises(BadInput, match=r"wan\.late = 'keep' is for synchronous methods without overlap"):
+        spec_of(resolve(load([], sets)), SimpleNamespace(content_hash="0"))  # type: ignore[arg-type]
+    assert spec_of(resolve(load([], [*sets, 'wan.late="drop"'])), SimpleNamespace(content_hash="0")).late == "drop"  # type: ignore[arg-type]

@@ -264,7 +264,8 @@ class WanSection(Section):
         default="all", description="synchronous methods: wait for every living site, or go on without one that is past the deadline"
     )
     late: Literal["drop", "keep"] = Field(
-        default="drop", description="what a site that was left out does with its drift: lets it go, or adds it to its next one"
+        default="drop",
+        description="what a left-out site does with its drift (synchronous, without overlap): lets it go, or adds it to its next",
     )
     without: Literal["auto", "elect", "wait", "go_on"] = Field(
         default="auto",

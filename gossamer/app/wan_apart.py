@@ -2,11 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from gossamer.real.group import Group
 from gossamer.wan.neighbours import Neighbours
 from gossamer.wan.records import Spec
+
+
+class Missing:
+    """Who of a run is gone, in words: each loss is said once, and so is each return.
+
+    Args:
+        name: of a seat's site.
+    """
+
+    def __init__(self, say: Callable[[str], None], name: Callable[[int], str | None]) -> None:
+        self._say, self._name = say, name
+        self._gone: set[int] = set()
+
+    def lost(self, seat: int, why: str, then: str) -> None:
+        """A site is gone. `then`: what the others do."""
+        if seat not in self._gone:
+            self._gone.add(seat)
+            self._say(f"site {self._name(seat) or f'at seat {seat}'} is gone ({why}): {then}")
+
+    def met(self, members: Iterable[int]) -> None:
+        """These have met in a session."""
+        for seat in sorted(self._gone.intersection(members)):
+            self._gone.discard(seat)
+            self._say(f"site {self._name(seat) or f'at seat {seat}'} is back")
 
 
 class Apart:
@@ -17,11 +41,25 @@ class Apart:
 
     Args:
         name: of a seat's site.
+        missing: told of each loss when it is noticed.
     """
 
-    def __init__(self, spec: Spec, neighbours: Neighbours, group: Group, name: Callable[[int], str | None]) -> None:
-        self._spec, self._neighbours, self._group, self._name = spec, neighbours, group, name
+    def __init__(self, spec: Spec, neighbours: Neighbours, group: Group, name: Callable[[int], str | None], missing: Missing) -> None:
+        self._spec, self._neighbours, self._group, self._name, self._missing = spec, neighbours, group, name, missing
         self._lost: set[int] = set()
+        if not spec.synchronous:
+            learn = group.board.on_death
+
+            def on_death(gone: frozenset[int]) -> None:
+                learn(gone)
+                self._say()
+
+            group.board.on_death = on_death
+            self._say()
+
+    def _say(self) -> None:
+        for seat, why in sorted(self._group.board.dead.items()):
+            self._missing.lost(seat, why, "the others go on without it")
 
     def why(self) -> str:
         """Why the session must end for this site, in words; empty: it goes on. To be asked at each boundary."""

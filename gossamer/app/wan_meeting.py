@@ -67,7 +67,6 @@ class Meeting:
 
         Raises:
             Vain: one of them is gone, or does not come in time, or the run has gone on to another session.
-        PeerLost: one of them was there, and is gone.
             RunFailed: one trains something else.
         """
         session, links = self._session, self._links
@@ -81,7 +80,7 @@ class Meeting:
             raise
         except RunFailed as error:
             raise Vain(str(error)) from error
-        group.board.round = session.round
+        group.board.round, group.board.called = session.round, lambda j: f"site {self._presence.name_of(j) or f'at seat {j}'}"
         try:
             group.all_equal(
                 {
@@ -93,7 +92,10 @@ class Meeting:
             )
         except BaseException as error:
             group.abort(error)
-            if isinstance(error, NotMet) or (error is group.board.failure and not isinstance(error, PeerLost)):
+            if isinstance(error, PeerLost):
+                self._presence.neighbours.lost(error.worker)
+                raise Vain(f"{error.name} is gone ({error.why})") from error
+            if isinstance(error, NotMet) or error is group.board.failure:
                 raise Vain(str(error)) from error
             raise
         return group

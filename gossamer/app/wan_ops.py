@@ -238,8 +238,8 @@ class SiteOps:
         elif record["kind"] == "eval" and self._page is not None:
             self._page.evaluated(record["loss"])
 
-    def coordinator(self, there: bool) -> None:
-        """Whether the coordinator answers."""
+    def coordinator(self, there: Callable[[], bool]) -> None:
+        """Whether the coordinator answers; asked whenever the page is."""
         if self._page is not None:
             self._page.coordinator(there)
 

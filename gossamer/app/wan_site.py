@@ -20,7 +20,7 @@ from gossamer.app.collect import STREAMS, merge
 from gossamer.app.job import Job
 from gossamer.app.progress import Progress
 from gossamer.app.simulate import write_result
-from gossamer.app.wan_apart import Apart
+from gossamer.app.wan_apart import Apart, Missing
 from gossamer.app.wan_folder import SiteFolder
 from gossamer.app.wan_hooks import SiteHooks, finish
 from gossamer.app.wan_logs import LogPlace
@@ -29,7 +29,7 @@ from gossamer.app.wan_ops import SiteOps
 from gossamer.app.wan_presence import Presence, Where
 from gossamer.app.wan_slow import Slow
 from gossamer.app.wan_spec import link_settings, spec_of
-from gossamer.app.wan_state import Snapshot, bring, read_latest, take, write
+from gossamer.app.wan_state import Snapshot, bring, keeps, read_latest, take, write
 from gossamer.app.wan_waiting import Entrance
 from gossamer.core.errors import RunFailed
 from gossamer.core.tree import Tree, master
@@ -87,7 +87,9 @@ class SiteRun:
         self.client, self.neighbours = self.presence.client, self.presence.neighbours
         self.sessions = Sessions(self.client, alive=self.neighbours.alive, gone=self.neighbours.gone, ask=self.neighbours.ask)
         self.neighbours.on_ask = self.sessions.serve
+        self.ops.coordinator(lambda: self.client.there)
         self.deadline = Deadline(self.spec.floor_s, self.spec.spread)
+        self._missing = Missing(self._say, self.presence.name_of)
         self.entrance = Entrance(self.client, self.sessions, where, self._say, self._check_signal)
         self.folder: SiteFolder
         self.hooks: SiteHooks
@@ -170,6 +172,7 @@ class SiteRun:
         try:
             group = Meeting(session, self.presence, self.sessions, links, self._check_signal).group(self.job, self.corpus)
             self.sessions.entered(session)
+            self._missing.met(session.members)
             self.ops.session(session, self._why, lambda: {names.get(j, str(j)): t for j, t in links.traffic().items()})
             self._why = "change"
             self.neighbours.late(frozenset())
@@ -178,7 +181,7 @@ class SiteRun:
             if self._asked is not None:
                 group.ask_stop(0)
             hooks.ask_stop, hooks.last_round = group.ask_stop, lambda: group.last_round
-            self._apart = Apart(self.spec, self.neighbours, group, names.get)
+            self._apart = Apart(self.spec, self.neighbours, group, names.get, self._missing)
             with Slow(self.spec, self.deadline, self.neighbours, group):
                 state, _ = run(
                     peer(self.job.seat(me), state), self.resuming, hooks, group, start_s=hooks.now_s(), rounds0=session.round,
@@ -191,7 +194,7 @@ class SiteRun:
             if ended:
                 return made
         except PeerLost as lost:
-            self._lost(session, names.get(lost.worker, str(lost.worker)), lost)
+            self._lost(lost)
         except NotBrought as error:
             self._failed += 1
             if self._failed >= _TRIES:
@@ -262,12 +265,12 @@ class SiteRun:
             group.board.check()
 
         in_loop(get(), check=check)
-        keeps = self.spec.synchronous and self.spec.late == "keep" and held.session > 0 and not self.job.method.cadence.overlap
-        drift: Tree = master(self.body.tree) if keeps else {}
+        drift: Tree = master(self.body.tree) if keeps(self.spec, held, self.sessions.known(held.session + 1)) else {}
         self._failed = 0
         state = take(self.job, me, session, donor.seat, where, self.body, held, drift)
         shutil.rmtree(where, ignore_errors=True)
-        self._say(f"took the state after round {session.round} from site {donor.site}")
+        own = f", and keeps its own work since round {held.state.round}" if drift else ""
+        self._say(f"took the state after round {session.round} from site {donor.site}{own}")
         return state
 
     def _state_for(self, ask: StateAsk) -> tuple[int, Path] | None:
@@ -314,9 +317,9 @@ class SiteRun:
             if not ended:
                 raise
 
-    def _lost(self, session: Session, name: str, lost: PeerLost) -> None:
+    def _lost(self, lost: PeerLost) -> None:
         self._why = "lost"
-        self._say(f"site {name} is gone (round {lost.round}: {lost.why}): the others go back to the last boundary")
+        self._missing.lost(lost.worker, f"round {lost.round}: {lost.why}", "the others go back to the last boundary")
         self.neighbours.lost(lost.worker)
 
     def _after_round(self, report: Report) -> bool:

@@ -44,6 +44,12 @@ def spec_of(job: Job, corpus: Corpus) -> Spec:
         raise BadInput(
             f"{job.method.name} over this graph cannot go on without a site (or run.on_death forbids it): use one_peer, two_peer or ring"
         )
+    if wan.late == "keep" and (not sync or job.method.cadence.overlap):
+        why = "works with overlap: an exchange may be in flight, and what of it the others have is not known" if sync else "is gossip"
+        raise BadInput(
+            f"wan.late = 'keep' is for synchronous methods without overlap, and {job.method.name} {why}: leave it out, or set "
+            f"wan.late = 'drop'{', or method.overlap = 0' if sync else ''}"
+        )
     without: Literal["elect", "wait", "go_on"] = ("elect" if sync else "go_on") if wan.without == "auto" else wan.without
     return Spec(
         run=run_name(job),

@@ -12,7 +12,7 @@ from gossamer.core.errors import RunFailed
 from gossamer.core.tree import Tree, digest, master
 from gossamer.train import checkpoint
 from gossamer.train.compute import TrainBody
-from gossamer.wan.records import Have, Member, Session
+from gossamer.wan.records import Have, Member, Session, Spec
 from gossamer.wan.state_service import StateAsk, fetch
 from gossamer.worker.effects import Body
 from gossamer.worker.regroup import taken
@@ -39,6 +39,16 @@ class Snapshot:
     def have(self) -> Have:
         """As sites compare it."""
         return Have(round=self.state.round, digest=mark_of(self.state), session=self.session)
+
+
+def keeps(spec: Spec, held: Snapshot, after: Session | None) -> bool:
+    """Whether a site that takes a state keeps the work that it has done since its own one (`late`). Not where the others have it already:
+    they have completed the round in which it was done.
+
+    Args:
+        after: the session after the last in which it held the state of the run; None: not known.
+    """
+    return spec.late == "keep" and held.session > 0 and after is not None and after.round <= held.state.round
 
 
 def mark_of(state: State) -> str:

@@ -53,6 +53,8 @@ class Board:
         self.failure: RunFailed | None = None
         self.left: set[Addr] = set()
         """Workers that have left cleanly: that their connections close is no failure."""
+        self.called: Callable[[Addr], str] | None = None
+        """What a seat is called in messages, where not by its number."""
         self.round = 0
         """The round that this worker is in, for messages."""
         self._suspects: dict[Addr, tuple[float, str]] = {}
@@ -85,6 +87,8 @@ class Board:
 
     def name(self, seat: Addr) -> str:
         """As messages have it."""
+        if self.called is not None:
+            return self.called(seat)
         return self.seats.name(seat) if self.seats else f"worker {seat}"
 
     def suspect(self, worker: Addr, why: str) -> None:

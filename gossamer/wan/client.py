@@ -297,7 +297,9 @@ class CoordinatorClient:
                         return
             except (grpc.RpcError, ValueError, RunFailed) as error:
                 log.debug("run=%s the standing stream broke: %s", self.spec.run, error)
-            self.stands = False
+            if self.stands:
+                self.stands = False
+                self._hurry.set()  # whether the coordinator answers is known at once
             self._over.wait(self._calls.pause_s(attempt))
             attempt += 1
 

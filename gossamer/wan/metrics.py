@@ -127,9 +127,9 @@ class SiteMetrics(_Page):
         self._members.set(members)
         self._sessions.labels(**self._labels, why=why[:64]).inc()
 
-    def coordinator(self, there: bool) -> None:
-        """Whether the coordinator answers."""
-        self._there.set(there)
+    def coordinator(self, there: Callable[[], bool]) -> None:
+        """Whether the coordinator answers; asked whenever the page is."""
+        self._there.set_function(lambda: float(there()))
 
 
 class _Peers(Collector):

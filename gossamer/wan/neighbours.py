@@ -99,12 +99,9 @@ class Neighbours:
     def lost(self, seat: int) -> None:
         """The connection to this seat broke, or somebody says that it is gone: it is, unless it answers from now on."""
 
-        def note() -> None:
-            if known := self._known.get(seat):
-                known.heard_s, known.doubted, known.since_s = None, True, time.monotonic()
-                known.hurry.set()
-
-        io_loop().call_soon_threadsafe(note)
+        if known := self._known.get(seat):
+            known.heard_s, known.doubted, known.since_s = None, True, time.monotonic()
+            io_loop().call_soon_threadsafe(known.hurry.set)
 
     def late(self, seats: frozenset[int]) -> None:
         """These are not waited for in the next opening; none: they are again."""
@@ -160,7 +157,10 @@ class Neighbours:
         if self._doors.caller(context) in (None, ping.site):
             for known in self._known.values():
                 if known.member.site == ping.site and known.member.boot == ping.boot:
-                    self._heard(known)
+                    if known.doubted and known.task is not None:
+                        known.hurry.set()  # it may have said so before it went
+                    else:
+                        self._heard(known)
         return self._mine()
 
     def _mine(self) -> bytes:
@@ -189,11 +189,13 @@ class Neighbours:
         address = known.member.card.address
         assert address is not None
         while True:
+            sent_s = time.monotonic()
             try:
                 data = await self.channel(known.member).unary_unary(f"/{SERVICE}/Ping")(self._mine(), timeout=self._timeouts.call)
                 pong = unpack(Ping, bytes(data))
                 if pong.site == known.member.site and pong.boot == known.member.boot:
-                    self._heard(known)
+                    if not known.doubted or sent_s > known.since_s:
+                        self._heard(known)
                 else:
                     known.refused = True  # another process answers in its place
             except (grpc.RpcError, RunFailed) as error:

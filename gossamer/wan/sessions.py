@@ -26,6 +26,8 @@ from gossamer.wan.standin import StandIn
 _HOLD_S = 0.25
 """The coordinator holds an answer back for so long; then the site says anew whom it reaches."""
 _POLL_S = 0.05
+_KEPT = 16
+"""Sessions that are remembered."""
 
 
 class NotYet(RunFailed):
@@ -66,6 +68,7 @@ class Sessions:
         self.missed = 0
         """Sessions that opened without this site, since it first asked for one."""
         self._seen: Session | None = None
+        self._known: dict[int, Session] = {}
 
     @property
     def latest(self) -> Session | None:
@@ -73,6 +76,12 @@ class Sessions:
         with self._lock:
             self._look()
             return self._standin.known.latest
+
+    def known(self, number: int) -> Session | None:
+        """The session of that number, if it is one of the last that this site has heard of."""
+        with self._lock:
+            self._look()
+            return self._known.get(number)
 
     def open(self, have: Have | None, *, timeout_s: float) -> Session:
         """Asks for the next session until there is one with this site in it. One that this gave before is not given again.
@@ -196,6 +205,9 @@ class Sessions:
         if self._client.astray is not None and self._standin.known.entered is not None:
             self._standin.give_in(self._client.roster, entered=True)
         self._standin.hear(self._client.roster)
+        if (latest := self._standin.known.latest) is not None:
+            self._known[latest.number] = latest
+            self._known.pop(latest.number - _KEPT, None)
 
     def _others(self, seats: Callable[[], Iterable[int]]) -> tuple[int, ...]:
         return tuple(sorted(set(seats()) - {self._client.seat}))
