@@ -134,6 +134,15 @@ def test_another_service_answers_for_the_coordinator(made: Path) -> None:
         assert "does not speak as a coordinator" in bad(checked(f"127.0.0.1:{port}", None)).text
 
 
+def test_the_port_of_a_site_is_no_coordinator(made: Path, tmp_path: Path) -> None:
+    server = grpc.server(ThreadPoolExecutor(2), interceptors=[guard := Guard("a", lambda run: None, identity(made, "a"))])
+    port = guard.listen(server, "127.0.0.1:0")
+    server.start()
+    found = bad(checked(f"127.0.0.1:{port}", identity(made, "b")))
+    assert found.text == f"127.0.0.1:{port} is the port of site a, not of a coordinator" and "gossamer wan coordinator" in found.remedy
+    server.stop(None).wait()
+
+
 def test_certificates_that_do_not_fit(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with coordinator(tmp_path, identity(made, "a")) as at:
         other = bad(checked(at, identity(made, "b", "theirs")))

@@ -58,8 +58,7 @@ STATUS = Status(
 def logs_as_before() -> Iterator[None]:
     logger, root = logging.getLogger("gossamer"), logging.getLogger()
     before = (list(logger.handlers), logger.level, logger.propagate, list(root.handlers), sys.excepthook, threading.excepthook)
-    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GRPC_VERBOSITY", "ERROR")
+    with warnings.catch_warnings():
         yield
         logging.captureWarnings(False)
     logger.handlers, logger.propagate, root.handlers = list(before[0]), before[2], list(before[3])

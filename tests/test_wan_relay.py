@@ -297,9 +297,14 @@ def test_limits_and_rubbish(made: Path) -> None:
         exchange(found, 1000, 16)
         assert found[0].links.traffic()[1].sessions == 1
         dialler = relay._sites[TERMS.run, "c"]
-        dialler.may_open = 0.5  # it grows again by 8 a second
+
+        def spent() -> int:
+            dialler.may_open = 0.5  # it grows again by 8 a second
+            return relay.counters()[TERMS.run, "c"].refused
+
+        spent()
         in_loop(_end(next(iter(dialler.pipes))))
-        until(lambda: relay.counters()[TERMS.run, "c"].refused)
+        until(spent)
         exchange(found, 1000, 24)
     relay.close()
     relay = serve(identity(made, "a"), pipes_each=4)

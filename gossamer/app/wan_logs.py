@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import sys
 import threading
 import time
@@ -55,7 +54,6 @@ def set_up_logs(format: Format, *, site: str, run: str, file: TextIO | None = No
         warnings.simplefilter("default")
         sys.excepthook = _uncaught
         threading.excepthook = lambda args: _uncaught(args.exc_type, args.exc_value, args.exc_traceback)
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it writes lines of its own
     return place
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 from collections.abc import Callable, Mapping
@@ -57,6 +58,7 @@ def check(
         BadInput: what was given cannot be.
         RunFailed: something is wrong; all of it has been printed.
     """
+    logging.getLogger("gossamer").addHandler(logging.NullHandler())  # the findings say it all
     mine = identity_of(identity)
     name = site or (mine.site if mine else "site")
     channel = _channel(coordinator, name, mine, identity, secret)

@@ -252,7 +252,10 @@ class SiteRun:
         if donor is None or donor.card.address is None:
             reachable = [m for j in session.donors if (m := roster.at(j)) is not None and m.card.address is not None]
             if not reachable:
-                raise RunFailed("none of the sites that hold the state of the run can be dialled, so that nobody can take it from them")
+                names = ", ".join(self.presence.names(session.donors).values())
+                raise RunFailed(
+                    f"{names} hold the state of the run and cannot be dialled: give all sites --relay, or these --bind and --advertise"
+                )
             donor = reachable[0]
         where = self.folder.path / "taken"
         inner = self.job.config.wan.inner == "donor"

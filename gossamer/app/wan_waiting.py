@@ -28,17 +28,23 @@ _AGAIN_S = 30.0
 
 
 class Waiting:
-    """What is said while something does not happen: at once, when there is something new, and every half minute."""
+    """What is said while something does not happen: when there is something new, and every half minute.
 
-    def __init__(self, say: Callable[[str], None], now_s: Callable[[], float] = time.monotonic) -> None:
-        self._say, self._now_s = say, now_s
-        self._said = ""
+    Args:
+        twice: what is new counts when it is there a second time: what passes by itself is nobody's concern.
+    """
+
+    def __init__(self, say: Callable[[str], None], *, twice: bool = False, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._say, self._twice, self._now_s = say, twice, now_s
+        self._said = self._last = ""
         self._begun_s = self._told_s = now_s()
 
     def still(self, text: str) -> None:
         """It has not happened yet, because of this."""
-        now_s = self._now_s()
+        now_s, new, self._last = self._now_s(), text != self._last, text
         if text != self._said:
+            if self._twice and new:
+                return
             self._say(text)
         elif now_s - self._told_s >= _AGAIN_S:
             self._say(f"still waiting, after {duration(now_s - self._begun_s)}: {text}")
@@ -82,7 +88,7 @@ class Entrance:
 
     def open(self, have: Have) -> Session:
         """The next session."""
-        waiting, client = Waiting(self._say), self._client
+        waiting, client = Waiting(self._say, twice=True), self._client
         while True:
             self._check()
             try:
@@ -102,6 +108,7 @@ class Entrance:
         with suppress(Away, Refused):
             plan = self._client.plan(self._client.timeouts.call)
             if plan is not None and plan.body.startswith(OVER):
+                self._client.leave()
                 raise RunFailed(
                     f"run {run} is over: its summary is at site {printable(plan.body.removeprefix(OVER))}. For another run give it its own "
                     f"id: --set wan.run=NAME, or forget the old one: gossamer wan forget {run}"
@@ -130,7 +137,7 @@ def waits(spec: Spec, roster: Roster, me: str, why: str) -> str:
 def elsewhere(where: Where, error: Away) -> str | None:
     """Why it is of no use to wait for a coordinator at that address; None: it may come."""
     if error.other:
-        return f"{where.coordinator} is no coordinator ({error}): give the address of gossamer wan coordinator with --coordinator"
+        return f"{where.coordinator} is no coordinator, though somebody answers there: give --coordinator the address of one"
     if where.identity is None and speaks_tls(where.coordinator):
         return f"the coordinator at {where.coordinator} wants certificates, and none was given: add --identity DIR (and --secret FILE)"
     return None

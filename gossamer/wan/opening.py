@@ -208,15 +208,16 @@ class Book:
 
 
 def _founding(state: Membership, asking: frozenset[int], members: frozenset[int]) -> str:
-    """What a run needs to begin."""
+    """What a run needs to begin, by the names of its settings."""
     spec = state.spec
-    if spec.founders is None:
-        wanted, why = spec.seats, "as many as the fleet has workers; wan.founders on all sites lets fewer begin"
-    else:
-        wanted, why = spec.founders, f"wan.founders, of {spec.seats} workers of the fleet"
+    wanted = spec.seats if spec.founders is None else spec.founders
+    founders = "not set" if spec.founders is None else f"= {spec.founders}"
     asks = f"{len(asking)} {'asks' if len(asking) == 1 else 'ask'}: {state.names(asking)}" if asking else "none asks"
     more = f"; without a state: {state.names(members - asking)}" if members - asking else ""
-    return f"it begins with {wanted} {'site' if wanted == 1 else 'sites'} ({why}), and {asks}{more}"
+    return (
+        f"it begins with {wanted} {'site' if wanted == 1 else 'sites'}, and {asks}{more} (fleet.workers: {spec.seats}; "
+        f"wan.founders {founders}, wan.min_sites = {spec.min_sites}): start the others, or let fewer begin by wan.founders on all sites"
+    )
 
 
 def _rounds(have: Have) -> int:

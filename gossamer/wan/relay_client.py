@@ -143,7 +143,7 @@ class RelayClient:
                 why = str(error.details() or "") if isinstance(error, Distrusted) or error.code() in _FOR_GOOD else words(error)
                 if isinstance(error, Distrusted) and error.reason == "session":
                     why = "the relay has begun anew"  # the next call greets again
-                if error.code() == grpc.StatusCode.UNIMPLEMENTED:
+                if error.code() == grpc.StatusCode.UNIMPLEMENTED or (isinstance(error, Distrusted) and error.reason == "run"):
                     self.failure = RunFailed(f"{self._dial.address} is no relay, though somebody answers there (a coordinator, or a site)")
                 elif error.code() in _FOR_GOOD and not getattr(error, "passing", False):
                     self.failure = RunFailed(f"the relay at {self._dial.address} refuses this site: {why}")

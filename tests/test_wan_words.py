@@ -1,0 +1,233 @@
+"""What a person meets who runs a job of sites: refusals that leave nothing behind, folders, waiting, ends, and words for all of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_runs import corpus, flags, settings
+from trust_toys import identity, sites
+from wan_run_toys import field
+
+from gossamer.app.config import load
+from gossamer.app.job import resolve
+from gossamer.app.progress import Progress
+from gossamer.app.wan_folder import SiteFolder
+from gossamer.app.wan_presence import Where
+from gossamer.app.wan_waiting import Waiting, elsewhere, waits
+from gossamer.cli import main
+from gossamer.core.errors import BadInput
+from gossamer.wan.calls import Away, ask_status, plain
+from gossamer.wan.client import CoordinatorClient
+from gossamer.wan.diagnose import speaks_tls
+from gossamer.wan.guard import Guard
+from gossamer.wan.records import Card, Member, Report, Roster, Spec
+from gossamer.wan.service import CoordinatorServer
+
+ROOT = Path(__file__).resolve().parent.parent
+SPEC = Spec(run="run-7", configuration="aa", layout="bb", versions={}, seats=4, synchronous=True, min_sites=2, floor_s=30.0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GOSSAMER_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return corpus(tmp_path_factory.mktemp("text"))
+
+
+def sets_of(text: Path, **more: object) -> list[str]:
+    base: dict[str, object] = {"method__name": '"diloco"', "fleet__name": '"uniform-2"', "wan__deadline_s": 12.0, "wan__run": '"one"'}
+    return settings(text, **(base | more))
+
+
+# ---- a whole run
+
+
+@pytest.mark.timeout(300)
+def test_what_a_newcomer_does_wrong_can_be_done_right_after(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sets = sets_of(text)
+    with field(tmp_path, sets, tls=False) as run:
+        at, runs = f"127.0.0.1:{run.port}", run.root / "runs"
+        # The first try, and another: nobody needs a command to begin anew while no session has been.
+        run.join("lyon", more=("plan.steps=7",))
+        run.says(
+            "lyon", r"it begins with 2 sites, and 1 asks: lyon .*wan\.founders not set.*There: lyon \(this site\); not there: 1 that has"
+        )
+        run.stops("lyon")
+        assert not (runs / "lyon").exists(), "no session, no folder"
+        run.join("lyon")
+        run.says("lyon", r"it begins with 2 sites[^\n]*\n(?s:.*)it begins with 2 sites")
+        # A site with another configuration is told which; nothing is left of it.
+        run.join("oslo", more=("plan.steps=9", "seed=4"))
+        run.ends("oslo", code=1)
+        said = run.log("oslo")
+        assert "plan.steps = 9 (the run: 2), seed = 4 (the run: 0)" in said and "--set wan.run=NAME" in said and "--resume" not in said
+        assert not (runs / "oslo").exists()
+        run.join("oslo")
+        run.ends("lyon", "oslo")
+        assert json.loads((runs / "oslo" / "facts.json").read_text()).items() >= {"site": "oslo", "run": "one", "seat": 1}.items()
+        # The run is over: status says so, and what comes after it is told.
+        status = ["wan", "status", "--coordinator", at]
+        assert main(status) == 0
+        shown = capsys.readouterr().out
+        assert "run one: finished after 4 rounds" in shown and [line.split()[2] for line in shown.splitlines()[-2:]] == ["finished"] * 2
+        assert all(line.split()[4] == "4" for line in shown.splitlines()[-2:]), "the last report counts"
+        for name, out, code, words in (
+            ("lyon", "oslo", 2, "is of site oslo, and this is site lyon"),
+            ("oslo", "oslo", 0, "site oslo has finished run one"),
+            ("lyon", "anew", 1, "run one is over: its summary is at site lyon"),
+        ):
+            run._start("again", "join", "--site", name, "--coordinator", at, "--out", str(runs / out), *flags(sets))
+            run.ends("again", code=code)
+            assert words in run.log("again")
+        assert not (runs / "anew").exists()
+        assert main(["wan", "forget", "one", "--coordinator", at]) == 0 and main(status) == 0
+        shown = capsys.readouterr().out
+        assert "run one is forgotten" in shown and "no run yet" in shown
+        assert main(["wan", "forget", "one", "--coordinator", at]) == 1
+        assert main(["wan", "forget", "no run", "--coordinator", at]) == 2
+
+
+@pytest.mark.timeout(120)
+def test_every_line_of_stderr_is_an_object(text: Path, tmp_path: Path) -> None:
+    """Of a site that is refused."""
+    with CoordinatorServer(tmp_path / "runs.db", "127.0.0.1:0", threads=16) as server:
+        at = f"127.0.0.1:{server.port}"
+        other: Any = CoordinatorClient(plain(at), SPEC, "lyon", Card(address="127.0.0.1:5"))
+        other.join(30)
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        arguments = [
+            "wan",
+            "join",
+            "--site",
+            "oslo",
+            "--coordinator",
+            at,
+            "--log-format",
+            "json",
+            *flags(sets_of(text, wan__run='"run-7"')),
+        ]
+        done = subprocess.run([sys.executable, "-m", "gossamer", *arguments], capture_output=True, text=True, env=env, cwd=tmp_path)
+        other.close()
+    found = [json.loads(line) for line in done.stderr.splitlines()]
+    assert done.returncode == 1 and found[-1]["level"] == "error" and "differs from run run-7" in found[-1]["message"]
+    assert found[0]["message"].startswith("site oslo of run run-7") and "site oslo of run run-7" in done.stdout
+    assert {line["run"] for line in found} == {"run-7"}
+
+
+# ---- folders
+
+
+def test_a_folder_is_of_one_site_and_one_run(text: Path, tmp_path: Path) -> None:
+    job = resolve(load([], sets_of(text)))
+    data, path = job.corpus(), tmp_path / "here"
+    new = SiteFolder(path, job, data, "lyon", "one")
+    assert not new.there and not path.exists()
+    new.begin(1)
+    new.begin(1)
+    again = SiteFolder(path, job, data, "lyon", "one")
+    assert again.there and again.seat == 1
+    for site, run, words in (("oslo", "one", "is of site lyon"), ("lyon", "two", "is of run one, and this is run two")):
+        with pytest.raises(BadInput, match=words):
+            SiteFolder(path, job, data, site, run)
+    with pytest.raises(BadInput, match="had seat 1 in"):
+        again.begin(0)
+    with pytest.raises(BadInput, match=r"plan\.steps = 9 \(the run: 2\)"):
+        SiteFolder(path, resolve(load([], sets_of(text, plan__steps=9))), data, "lyon", "one")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").touch()
+    with pytest.raises(BadInput, match="choose another folder with --out") as refused:
+        SiteFolder(tmp_path / "other", job, data, "lyon", "one")
+    assert "--resume" not in str(refused.value)
+
+
+# ---- waiting
+
+
+def test_waiting_is_said_when_it_is_new_and_every_half_minute() -> None:
+    now, said = [0.0], []
+    waiting = Waiting(said.append, now_s=lambda: now[0])
+    for now[0] in range(100):
+        waiting.still("for oslo" if now[0] < 70 else "for lyon")
+    assert [s for s in said if not s.startswith("still")] == ["for oslo", "for lyon"]
+    assert [s for s in said if s.startswith("still")] == ["still waiting, after 30 s: for oslo", "still waiting, after 1 min 0 s: for oslo"]
+
+
+def test_what_passes_by_itself_is_not_said() -> None:
+    said: list[str] = []
+    waiting = Waiting(said.append, twice=True)
+    for text in ("a", "b", "c", "c", "b", "c"):
+        waiting.still(text)
+    assert said == ["c"]
+
+
+def test_who_is_there_and_who_is_not() -> None:
+    members = [Member(site=s, seat=i, boot="0" * 32, card=Card(address=None), there=s != "porto") for i, s in enumerate(("lyon", "porto"))]
+    roster = Roster(run="run-7", revision=1, epoch=1, generation=0, members=tuple(members), session=None)
+    assert (
+        waits(SPEC, roster, "lyon", "w\x1b") == r"run run-7 waits: w\x1b. There: lyon (this site); not there: porto, 2 that have never come"
+    )
+    named = SPEC.model_copy(update={"sites": ("lyon", "porto", "riga", "oslo")})
+    assert waits(named, roster, "porto", "w").endswith("There: lyon; not there: porto, riga (has never come), oslo (has never come)")
+
+
+def test_a_place_where_no_coordinator_will_ever_be(tmp_path: Path) -> None:
+    made = sites(tmp_path)
+    guard = Guard("a", lambda run: None, identity(made, "a"))
+    with CoordinatorServer(tmp_path / "runs.db", "127.0.0.1:0", interceptors=[guard], listen=guard.listen, threads=8) as server:
+        at = f"127.0.0.1:{server.port}"
+        assert speaks_tls(at) and not speaks_tls("127.0.0.1:1")
+        assert "wants certificates" in str(elsewhere(Where("lyon", at), Away("no answer")))
+        assert main(["wan", "status", "--coordinator", at]) == 1
+    with CoordinatorServer(tmp_path / "more.db", "127.0.0.1:0", threads=8) as server:
+        where = Where("lyon", f"127.0.0.1:{server.port}")
+        assert not speaks_tls(where.coordinator) and elsewhere(where, Away("no answer")) is None
+    assert "is no coordinator" in str(elsewhere(where, Away("no answer", other=True)))
+
+
+# ---- what is shown
+
+
+def test_the_last_exchange_is_ever_longer_ago(tmp_path: Path) -> None:
+    with CoordinatorServer(tmp_path / "runs.db", "127.0.0.1:0", threads=16) as server:
+        at = plain(f"127.0.0.1:{server.port}")
+        quick = SPEC.model_copy(update={"floor_s": 1.2})
+        client: Any = CoordinatorClient(at, quick, "lyon", Card(address="127.0.0.1:5"))
+        client.join(30)
+        client.report(Report(round=3, exchange_s=5.0))
+        seen: list[float] = []
+        while len(seen) < 3:
+            one = ask_status(at).runs[0].sites[0].report
+            if one is not None and one.exchange_s is not None and (not seen or one.exchange_s > seen[-1]):
+                seen.append(one.exchange_s)
+        client.report(Report(round=4, exchange_s=0.5))
+        client.leave()
+        last = ask_status(at).runs[0].sites[0].report
+    assert seen[0] >= 5.0 and last is not None and last.round == 4, "what was told last is told before a site leaves"
+
+
+def test_what_is_left_is_counted_from_where_a_site_came_in() -> None:
+    now = [0.0]
+    progress = Progress(100, "x", quiet=True, now_s=lambda: now[0])
+    progress.goes_on(90, 900)
+    now[0] = 10.0
+    assert progress._status(91, 910, None, "", "loss") == "round 91/100, 1 tokens/s, 1 min 30 s left"
+
+
+def test_time_outs_are_shown_when_asked_for(text: Path, tmp_path: Path) -> None:
+    with field(tmp_path, sets_of(text), tls=False) as run:
+        run.join("lyon", options=("--time-outs",))
+        run.says("lyon", r"keepalive +\d")
+        run.kill("lyon", signal.SIGTERM)
+        run.ends("lyon", code=128 + signal.SIGTERM)
