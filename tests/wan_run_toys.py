@@ -87,9 +87,9 @@ class Field:
         return {r["round"]: r["loss"] for r in self.records(site, lambda r: r["kind"] == "round" and r["worker"] == seat)}
 
     def own(self, site: str) -> list[dict[str, Any]]:
-        """Records that a site has written so far."""
-        folders = (self.root / "runs" / site / "workers").glob("*")
-        return [record for folder in folders for record in RunFolder(folder).read_lines("metrics.jsonl")]
+        """Records that a site has written so far (of several ranks, the first)."""
+        folders = sorted((self.root / "runs" / site / "workers").glob("*"), key=lambda path: int(path.name))
+        return RunFolder(folders[0]).read_lines("metrics.jsonl") if folders else []
 
     def trains(self, site: str, rounds: int, timeout_s: float = 90.0) -> None:
         """Waits until a site has completed so many rounds more."""

@@ -15,6 +15,8 @@ from typing import Any
 from gossamer.app.config import Config, dump
 from gossamer.core.errors import BadInput, RunFailed
 
+LOGS = "logs"
+"""Of a run folder: what its processes print. It may be there first."""
 _NAME_BYTES = 255
 """What file systems allow."""
 _TITLE_LETTERS = 50
@@ -57,7 +59,7 @@ def default_path(title: str) -> Path:
 
 
 def check_new(path: Path, remedy: str = "") -> None:
-    """Refuses a folder that holds something.
+    """Refuses a folder that holds something but logs.
 
     Args:
         remedy: what to do about that, where --resume is none.
@@ -68,7 +70,7 @@ def check_new(path: Path, remedy: str = "") -> None:
     try:
         if any(len(os.fsencode(part)) > _NAME_BYTES for part in path.parts):
             raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
-        if path.is_dir() and any(path.iterdir()):
+        if path.is_dir() and any(one.name != LOGS for one in path.iterdir()):
             words = remedy or f"choose another with --out, or go on with it by --resume {path}"
             raise BadInput(f"the run folder {path} exists and is not empty: {words}")
         if path.exists() and not path.is_dir():

@@ -43,14 +43,23 @@ def is_worker() -> bool:
 def _check_world(job: Job) -> None:
     if 0 in job.kills.values():
         raise BadInput("clock.kill with round 0 is for simulations, of a run that a worker never came to: give a round from 1 here")
-    if max(job.fleet.ranks) > 1:
-        check_ranks(job.method)
-        if isinstance(job.method.inner, Muon):
-            raise BadInput("inner optimizer muon needs whole matrices, which workers of several ranks do not have: use lion or adamw")
+    check_several_ranks(job)
     if job.returns:
         raise BadInput(
             f"clock.back = {job.config.clock.back}: only a simulated worker comes back by itself; leave it out, or use gossamer simulate"
         )
+
+
+def check_several_ranks(job: Job) -> None:
+    """Refuses what does not go with workers of several ranks, where there are some.
+
+    Raises:
+        BadInput: naming what to use in its place.
+    """
+    if job.ranges is not None:
+        check_ranks(job.method)
+        if isinstance(job.method.inner, Muon):
+            raise BadInput("inner optimizer muon needs whole matrices, which workers of several ranks do not have: use lion or adamw")
 
 
 def launch_local(job: Job, out: Path, *, resume: bool = False) -> Path:

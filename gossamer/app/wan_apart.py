@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from gossamer.core.ranges import Ranges
 from gossamer.real.group import Group
 from gossamer.wan.neighbours import Neighbours
 from gossamer.wan.records import Spec
@@ -42,10 +43,20 @@ class Apart:
     Args:
         name: of a seat's site.
         missing: told of each loss when it is noticed.
+        places: the ranks of all sites, as the group numbers them; None: each has one.
     """
 
-    def __init__(self, spec: Spec, neighbours: Neighbours, group: Group, name: Callable[[int], str | None], missing: Missing) -> None:
+    def __init__(
+        self,
+        spec: Spec,
+        neighbours: Neighbours,
+        group: Group,
+        name: Callable[[int], str | None],
+        missing: Missing,
+        places: Ranges | None = None,
+    ) -> None:
         self._spec, self._neighbours, self._group, self._name, self._missing = spec, neighbours, group, name, missing
+        self._places = places
         self._lost: set[int] = set()
         if not spec.synchronous:
             learn = group.board.on_death
@@ -58,18 +69,21 @@ class Apart:
             self._say()
 
     def _say(self) -> None:
-        for seat, why in sorted(self._group.board.dead.items()):
-            self._missing.lost(seat, why, "the others go on without it")
+        for number, why in sorted(self._group.board.dead.items()):
+            self._missing.lost(self._seat(number), why, "the others go on without it")
+
+    def _seat(self, number: int) -> int:
+        return number if self._places is None else self._places.workers[number]
 
     def why(self) -> str:
         """Why the session must end for this site, in words; empty: it goes on. To be asked at each boundary."""
         if self._spec.synchronous:
             return ""  # there a loss ends the session
-        living = self._group.living
-        for seat in set(self._group.members) - set(living) - self._lost:
+        living = {self._seat(j) for j in self._group.living}
+        for seat in {self._seat(j) for j in self._group.members} - living - self._lost:
             self._lost.add(seat)
             self._neighbours.lost(seat)  # from now on it has to answer anew
         if len(living) < self._spec.min_sites:
             return f"{len(living)} of the sites of this session are left, the run needs {self._spec.min_sites}: it waits"
-        back = sorted(self._lost & self._neighbours.alive() - set(living))
+        back = sorted(self._lost & self._neighbours.alive() - living)
         return f"there again: {', '.join(self._name(j) or f'seat {j}' for j in back)}" if back else ""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gossamer.app.collect import STREAMS
+from gossamer.app.collect import STREAMS, everybody
 from gossamer.app.folder import JsonLines, RunFolder
 from gossamer.app.job import Job
 from gossamer.app.metrics import evaluation
@@ -17,9 +17,11 @@ from gossamer.app.progress import Progress, duration
 from gossamer.app.wan_state import Snapshot, write
 from gossamer.core.errors import RunFailed
 from gossamer.core.tree import Tree
+from gossamer.net.gates import Gated
 from gossamer.real.group import Group
 from gossamer.train import checkpoint
 from gossamer.train.data import Corpus
+from gossamer.train.recut import ALONE, Place
 from gossamer.wan.records import Report
 from gossamer.worker.account import TraceKind
 from gossamer.worker.effects import Body, Go, Stop
@@ -31,22 +33,42 @@ class SiteHooks:
 
     Args:
         on_round: told what a site reports of itself, after each round; True: a stop at a common boundary is wanted.
+        number: of this rank among all ranks of all sites; None: `me`.
+        ranks: this rank among those of its site, where there are several.
     """
 
     def __init__(
-        self, job: Job, folder: RunFolder, corpus: Corpus, progress: Progress, me: int, on_round: Callable[[Report], bool]
+        self,
+        job: Job,
+        folder: RunFolder,
+        corpus: Corpus,
+        progress: Progress,
+        me: int,
+        on_round: Callable[[Report], bool],
+        *,
+        number: int | None = None,
+        ranks: Gated | None = None,
     ) -> None:
         self.job, self.folder, self.progress, self.me = job, folder, progress, me
+        self.number = me if number is None else number
+        self.place = ALONE if ranks is None else Place(ranks.rank, ranks.size)
         self.held: Snapshot | None = None
         """The last boundary."""
+        self.before: Snapshot | None = None
+        """Of a site of several ranks: the one before, as long as another rank may not have come to the last."""
         self.session = 0
         self.last_round: Callable[[], int | None] = lambda: None
         self.ask_stop: Callable[[], None] = lambda: None
         self.begun_s = time.monotonic()
         """When this process's clock of the run showed 0."""
-        self._judge, self._on_round = job.judge(corpus), on_round
+        self._corpus, self._ranks = corpus, ranks
+        self._judge, self._on_round = job.judge(corpus, ranks), on_round
+        self.written: Callable[[int, int, str | None], None] = self._written
+        """Told (round, planned tokens, SHA-256) of each part of a checkpoint that this rank has written; None: it could not be."""
         self._loss: float | None = None
         self._bytes = [0, 0]
+        self.others_bytes = [0, 0]
+        """What the other ranks of the site have sent and received."""
         self._exchanged_s: float | None = None
         """When the last exchange was."""
         self._said: int | None = None  # the round of the last checkpoint
@@ -58,12 +80,16 @@ class SiteHooks:
     @property
     def records(self) -> Path:
         """The folder of the site's own records."""
-        path = self.folder.path / "workers" / str(self.me)
+        path = self.folder.path / "workers" / str(self.number)
         path.mkdir(parents=True, exist_ok=True)
         return path
 
     def add(self, name: str, record: dict[str, Any]) -> None:
-        """Adds a record to one of STREAMS."""
+        """Adds a record to one of STREAMS. Of several ranks the first keeps the books; of the others only bytes count."""
+        if self.place.rank:
+            if "bytes_sent" not in record:
+                return
+            record = {**record, "rank": self.place.rank}
         if name not in self._files:
             self._files[name] = JsonLines(self.records / name, every=64 if name.startswith("trace") else 1)
         try:
@@ -101,22 +127,27 @@ class SiteHooks:
 
     def judge(self, tree: Tree) -> float:
         """The validation loss of the parameters of a whole model."""
-        return self._judge(tree)
+        return (self._judge if self._ranks is None else self.job.judge(self._corpus))(tree)
 
     def boundary(self, seat: int, round: int, time_s: float, state: State, body: Body | None) -> Go | Stop:
         assert body is not None
         if self._due(self.job.config.eval.every, round):
+            if self._ranks is not None:
+                self._ranks.gate.cross()
             self._loss = self._judge(state.x)
             self.add("metrics.jsonl", evaluation(round, self.me, state.tokens, time_s, self._loss))
+        self.before = self.held if self._ranks is not None else None
         self.held = Snapshot.of(state, body, time_s, self.session)
         self.passed()
         if self._due(self.job.config.checkpoint.every, round):
             self.save()
-        if self.job.kills.get(self.me) == round:
+        if self.job.kills.get(self.me) == round and self.place.rank == self.place.ranks - 1:
             self.close()
             os.kill(os.getpid(), signal.SIGKILL)
+        self.shared(self._bytes)
         since_s = None if self._exchanged_s is None else time.monotonic() - self._exchanged_s
-        report = Report(round=round, loss=self._loss, bytes_sent=self._bytes[0], bytes_received=self._bytes[1], exchange_s=since_s)
+        sent, received = (own + others for own, others in zip(self._bytes, self.others_bytes, strict=True))
+        report = Report(round=round, loss=self._loss, bytes_sent=sent, bytes_received=received, exchange_s=since_s)
         if self._on_round(report):
             self.ask_stop()
         whose = "validation loss" if self.job.method.synchronous else f"validation loss of seat {self.me}"
@@ -131,16 +162,27 @@ class SiteHooks:
         try:
             for file in self._files.values():
                 file.flush()
-            _, sha = write(self.folder.checkpoints, self.me, held)
-            checkpoint.close(
-                self.folder.checkpoints, held.state.round, held.state.tokens, {self.me: sha}, keep=self.job.config.checkpoint.keep
-            )
+            _, sha = write(self.folder.checkpoints, self.me, held, self.place)
             self._said = held.state.round
+            self.written(held.state.round, held.state.tokens, sha)
         except RunFailed as error:
+            self._said = None
+            self.written(held.state.round, held.state.tokens, None)
             self.trouble(f"no checkpoint of round {held.state.round}, the run goes on: {error}")
+
+    def close_checkpoint(self, round: int, tokens: int, shas: Sequence[str]) -> None:
+        """All parts of a checkpoint are written."""
+        checkpoint.close(self.folder.checkpoints, round, tokens, {self.me: shas}, keep=self.job.config.checkpoint.keep)
+
+    def _written(self, round: int, tokens: int, sha: str | None) -> None:
+        if sha is not None:
+            self.close_checkpoint(round, tokens, [sha])
 
     trouble: Callable[[str], None] = staticmethod(lambda text: None)
     """Told what goes wrong without ending the run."""
+
+    shared: Callable[[list[int]], None] = staticmethod(lambda own: None)
+    """Told, at each boundary, the bytes that this rank has sent and received."""
 
     passed: Callable[[], None] = staticmethod(lambda: None)
     """Told of each boundary."""
@@ -157,6 +199,8 @@ class SiteHooks:
             self._bytes[1] += record["bytes_received"]
             if record["bytes_sent"] or record["bytes_received"]:
                 self._exchanged_s = time.monotonic()
+        if self.job.ranges and (seat := record.get("waited_for")) is not None:
+            record["waited_for"] = self.job.ranges.workers[seat]
         self.add("metrics.jsonl", record)
 
     def span(self, seat: int, kind: TraceKind, start_s: float, end_s: float, round: int) -> None:
@@ -179,9 +223,8 @@ def finish(
     while True:
         to, done = group.living[0], f"summary/{attempt}"
         told = {name: group.gather_bytes(own[name], to) for name in STREAMS}
-        trees = group.gather_trees(state.x, to)
-        if trees is not None:
-            found = dict(trees)
+        found = everybody(job, group, state, to)
+        if found is not None:
             streams: list[dict[str, bytes]] = [{name: data} for name in STREAMS for data in told[name] or ()]
             summary = conclude(found, streams)
             group.post(done, summary)

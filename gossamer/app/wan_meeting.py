@@ -9,12 +9,13 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import TypeVar
 
-import torch
-
 from gossamer.app.job import Job
+from gossamer.app.wan_holding import compare, meet
 from gossamer.app.wan_presence import Presence
+from gossamer.app.wan_ranks import Ranks
 from gossamer.core.errors import RunFailed
-from gossamer.core.tree import layout_hash
+from gossamer.core.ranges import Ranges
+from gossamer.net.crew import RankLost
 from gossamer.real.board import PeerLost
 from gossamer.real.group import Group, NotMet
 from gossamer.train.data import Corpus
@@ -54,13 +55,26 @@ class Meeting:
 
     Args:
         look: raises what is to end the wait, such as a signal.
+        places: the ranks of all sites, as the links number them; None: all have one.
+        ranks: those of this site.
     """
 
-    def __init__(self, session: Session, presence: Presence, sessions: Sessions, links: Links, look: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        session: Session,
+        presence: Presence,
+        sessions: Sessions,
+        links: Links,
+        look: Callable[[], None],
+        places: Ranges | None = None,
+        ranks: Ranks | None = None,
+    ) -> None:
         self._session, self._presence, self._sessions, self._links, self._look = session, presence, sessions, links, look
         roster = presence.client.roster
         self._doubt_s = time.monotonic() + _DOUBT_S
-        self._boots = {j: m.boot for j in session.members if j != links.me and (m := roster.at(j)) is not None}
+        self._ranks = ranks or Ranks()
+        self._seats = {j: (j,) if places is None else tuple(places.seats(j)) for j in session.members}
+        self._boots = {j: m.boot for j in session.members if links.me not in self._seats[j] and (m := roster.at(j)) is not None}
 
     def group(self, job: Job, corpus: Corpus) -> Group:
         """All of them, connected and compared.
@@ -69,36 +83,37 @@ class Meeting:
             Vain: one of them is gone, or does not come in time, or the run has gone on to another session.
             RunFailed: one trains something else.
         """
-        session, links = self._session, self._links
+        session, links, ranks = self._session, self._links, self._ranks
         try:
             self._presence.connect(links, session.members, self.check)
-            group = Group(
-                links.store, links.me, job.n, links.wire, start_timeout_s=self._presence.client.timeouts.connect, survives=job.goes_on,
-                members=session.members, waiting=self.check,
-            )  # fmt: skip
-        except Vain:
+            ranks.connected(self._presence.neighbours.lost, self.check)
+            ranks.meet()
+            group = meet(job, links, session, ranks.site, self._presence.client.timeouts, self.check)
+        except (Vain, RankLost):
             raise
         except RunFailed as error:
             raise Vain(str(error)) from error
-        group.board.round, group.board.called = session.round, lambda j: f"site {self._presence.name_of(j) or f'at seat {j}'}"
+        group.board.round, group.board.called = session.round, self._called
         try:
-            group.all_equal(
-                {
-                    "configuration": job.run_id,
-                    "parameter layout": layout_hash(job.layout),
-                    "corpus": corpus.content_hash,
-                    "torch": torch.__version__,
-                }
-            )
+            compare(job, corpus, group)
+            ranks.met(group.board, self._look)
         except BaseException as error:
             group.abort(error)
             if isinstance(error, PeerLost):
-                self._presence.neighbours.lost(error.worker)
+                lost = next((j for j, seats in self._seats.items() if error.worker in seats), None)
+                if lost in self._boots:
+                    self._presence.neighbours.lost(lost)
                 raise Vain(f"{error.name} is gone ({error.why})") from error
-            if isinstance(error, NotMet) or error is group.board.failure:
+            if isinstance(error, NotMet) or (error is group.board.failure and not isinstance(error, RankLost)):
                 raise Vain(str(error)) from error
             raise
         return group
+
+    def _called(self, number: int) -> str:
+        """Of the board's messages."""
+        seat = next((j for j, seats in self._seats.items() if number in seats), number)
+        rank = f", rank {self._seats[seat].index(number)}" if len(self._seats.get(seat, ())) > 1 else ""
+        return f"site {self._presence.name_of(seat) or f'at seat {seat}'}{rank}"
 
     def check(self) -> None:
         """Whether there is still something to wait for.
@@ -116,11 +131,12 @@ class Meeting:
         if doubts:
             self._doubt_s = float("inf")
         for j, boot in self._boots.items():
-            link, member = self._links.links.get(j), roster.at(j)
+            links, member = [self._links.links.get(k) for k in self._seats[j]], roster.at(j)
             name = names(j) or f"seat {j}"
-            if link is not None and link.over is not None:
-                raise Vain(f"site {name} is gone ({link.over})")
-            if link is not None and link.session is not None:
+            for link in links:
+                if link is not None and link.over is not None:
+                    raise Vain(f"site {name} is gone ({link.over})")
+            if all(link is not None and link.session is not None for link in links):
                 continue
             if j in gone:
                 raise Vain(f"site {name} is gone")

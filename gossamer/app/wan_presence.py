@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gossamer.app.wan_places import peers_of
+from gossamer.app.wan_ranks import Ranks
 from gossamer.app.wan_spec import RosterOf, advertised, identity_of, secret_of, terms_of
 from gossamer.core.errors import BadInput, RunFailed
+from gossamer.core.ranges import Ranges
 from gossamer.wan.access import Peer
 from gossamer.wan.client import CoordinatorClient
 from gossamer.wan.dial import Dial
@@ -18,7 +21,7 @@ from gossamer.wan.listening import Port
 from gossamer.wan.loop import in_loop
 from gossamer.wan.neighbours import Neighbours
 from gossamer.wan.records import Card, Roster, Spec
-from gossamer.wan.relay_client import RelayClient, peer_of, relayed
+from gossamer.wan.relay_client import RelayClient, relayed
 from gossamer.wan.trust import Party, host_of, is_loopback
 from gossamer.wan.wire import Links
 
@@ -42,37 +45,81 @@ class Where:
     """Show all of them."""
 
 
+def bind_of(where: Where, ranks: int) -> str | None:
+    """Where a process of the site listens. One that was not told to does so on loopback, where others may come in there: by way of a relay,
+    on this machine, or its own other ranks."""
+    if where.bind is None and (where.relay is not None or ranks > 1 or is_loopback(host_of(where.coordinator))):
+        return "127.0.0.1:0"
+    return where.bind
+
+
+def address_at(where: Where, bind: str | None, port: int | None) -> str | None:
+    """Where other sites reach this process; None: nowhere, it dials out.
+
+    Args:
+        bind: what `bind_of` said.
+        port: where it listens.
+    """
+    dials_out = where.bind is None and (where.relay is not None or not is_loopback(host_of(where.coordinator)))
+    if dials_out and where.relay is not None:
+        return None
+    return advertised(None if dials_out else bind, where.advertise, port, where.coordinator)
+
+
+def check_relay(where: Where, ranks: int) -> None:
+    """Refuses what a relay is not for.
+
+    Raises:
+        BadInput: the site has several ranks.
+    """
+    if where.relay is not None and ranks > 1:
+        raise BadInput(
+            f"--relay {where.relay}: a relay knows one process of a site, and site {where.site} has {ranks} ranks: leave it out and give "
+            "--bind and --advertise, or neither where all other sites can be dialled"
+        )
+
+
+def missing(links: Links, peers: Mapping[int, Peer], places: Ranges) -> list[int]:
+    """The sites to one of whose ranks there is no connection, this one left out."""
+    own = places.workers[links.me]
+    found = {places.workers[j] for j in peers if (link := links.links.get(j)) is None or link.session is None}
+    return sorted(found - {own})
+
+
 class Presence:
     """One site's, from its start to its end. It has not joined the run yet.
 
     Args:
         handlers: what else this site serves at its port.
+        places: the ranks of all sites.
+        ranks: those of this site.
 
     Raises:
         BadInput: what was given cannot be.
     """
 
-    def __init__(self, spec: Spec, where: Where, handlers: Sequence[Any]) -> None:
+    def __init__(self, spec: Spec, where: Where, handlers: Sequence[Any], places: Ranges, ranks: Ranks) -> None:
         identity, secret = identity_of(where.identity), secret_of(where.identity, where.secret)
-        self._me = where.site
+        self._me, self._places = where.site, places
         self._client: CoordinatorClient | None = None
         self._relay: RelayClient | None = None
         party = None if secret is None else Party(terms_of(spec, secret), RosterOf(self.roster))
         self.doors = Doors(where.site, party, identity)
         channel = self.doors.coordinator(where.coordinator)
-        bind = where.bind
         if where.relay is not None and secret is None:
             raise BadInput(f"--relay {where.relay}: a relay wants the run secret: give --secret FILE, and --identity DIR off this machine")
-        if bind is None and (where.relay is not None or is_loopback(host_of(where.coordinator))):
-            bind = "127.0.0.1:0"
-        self.access = self.doors.access(self.name_of)
+        check_relay(where, ranks.size)
+        bind = bind_of(where, ranks.size)
+        self.access = self.doors.access(lambda number: self.name_of(places.workers[number]))
         # The port must be known before the site joins, and the boot of the client before others ask for it.
         self.neighbours = Neighbours(where.site, self.doors, self.roster)
         self.port = Port(bind, self.access, [*handlers, self.neighbours.handlers()])
         in_loop(self.port.start())
-        hidden = where.bind is None and where.relay is not None
-        self.address = None if hidden else advertised(bind, where.advertise, self.port.number, where.coordinator)
-        self.client = self._client = CoordinatorClient(channel, spec, where.site, Card(address=self.address), bootstrap=where.bootstrap)
+        self.address = address_at(where, bind, self.port.number)
+        self.inner = ranks.inner(bind, self.port.number, self.address)
+        """Where the ranks of this site reach each other."""
+        card = Card(address=self.address, ranks=ranks.addresses if self.address is not None else ())
+        self.client = self._client = CoordinatorClient(channel, spec, where.site, card, bootstrap=where.bootstrap)
         if where.relay is not None and secret is not None:
             dial = Dial(Party(terms_of(spec, secret), Anybody()), where.site, where.relay, None, identity)
             self._relay = RelayClient(dial, local=self.port.number)
@@ -97,15 +144,12 @@ class Presence:
         Raises:
             RunFailed: to some there are none, who count as gone in the next opening.
         """
-        roster = self.client.roster
-        found = {j: roster.at(j) for j in members if j != links.me}
-        peers = {j: peer_of(self.address, m.card.address, m.site, self._relay) if m is not None else Peer(None) for j, m in found.items()}
+        peers = peers_of(self._places, links.me, members, self.client.roster, self.address, self.inner, self._relay)
         try:
             links.connect(peers, self.client.timeouts.lease * 1.5, check=check)
         except RunFailed:
-            for j in peers:
-                if (link := links.links.get(j)) is None or link.session is None:
-                    self.neighbours.lost(j)
+            for worker in missing(links, peers, self._places):
+                self.neighbours.lost(worker)
             raise
 
     def roster(self) -> Roster | None:

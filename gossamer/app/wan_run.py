@@ -12,14 +12,18 @@ import torch
 from rich.console import Console
 
 from gossamer.app.config import load
-from gossamer.app.folder import default_path
+from gossamer.app.folder import LOGS, default_path
 from gossamer.app.job import Job, resolve
 from gossamer.app.wan_folder import SiteFolder
 from gossamer.app.wan_logs import Format, LogPlace, set_up_logs
-from gossamer.app.wan_presence import Where
+from gossamer.app.wan_places import ranks_of
+from gossamer.app.wan_presence import Where, check_relay
+from gossamer.app.wan_rank import RankRun
+from gossamer.app.wan_ranks import Ranks
 from gossamer.app.wan_site import Leaving, SiteRun
-from gossamer.app.wan_spec import identity_of, run_name, secret_of
+from gossamer.app.wan_spec import identity_of, run_name, secret_of, spec_of
 from gossamer.core.errors import BadInput
+from gossamer.net.talk import world_of
 from gossamer.real.signals import handling
 from gossamer.wan.dialback import check_handlers
 from gossamer.wan.doors import Anybody
@@ -83,7 +87,13 @@ def join(configs: Sequence[Path], sets: Sequence[str], where: Where, *, out: Pat
     job = resolve(load(configs, sets))
     place.run = run_name(job)
     path = out or (Path(job.config.run.out) if job.config.run.out else default_path(f"{job.title}-{where.site}"))
-    folder, whole = _take_part(job, where, path, place)
+    size = ranks_of(job, where.site)
+    rank, _ = world_of(size, where.site)
+    if rank:
+        _serve(job, where, rank, size)
+        return
+    command = [*map(str, configs), *(word for one in sets for word in ("--set", one)), *_words(where), "--out", str(path)]
+    folder, whole = _take_part(job, where, path, place, ["wan", "join", *command, "--log-format", log_format])
     console = Console(highlight=False, soft_wrap=True)
     if whole:
         from gossamer.report import page
@@ -92,8 +102,31 @@ def join(configs: Sequence[Path], sets: Sequence[str], where: Where, *, out: Pat
     console.print(f"run folder: {folder}", markup=False)
 
 
-def _take_part(job: Job, where: Where, out: Path, place: LogPlace) -> tuple[Path, bool]:
+def _words(where: Where) -> list[str]:
+    """As options of the command. What only the first rank of a site needs is left out."""
+    given = {
+        "--site": where.site, "--coordinator": where.coordinator, "--bind": where.bind, "--advertise": where.advertise,
+        "--identity": where.identity, "--secret": where.secret, "--relay": where.relay,
+    }  # fmt: skip
+    return [word for option, value in given.items() if value is not None for word in (option, str(value))]
+
+
+def _serve(job: Job, where: Where, rank: int, size: int) -> None:
+    """A further rank of a site, to the end."""
+    torch.set_num_threads(job.config.run.threads_per_worker)
+    job.pace_s(0)
+    run = RankRun(job, where, job.corpus(), rank, size)
+    try:
+        run.serve()
+    finally:
+        run.close()
+
+
+def _take_part(job: Job, where: Where, out: Path, place: LogPlace, command: Sequence[str]) -> tuple[Path, bool]:
     """Takes part in a wide-area run as one site, to its end.
+
+    Args:
+        command: of the further ranks of the site, where it has several.
 
     Returns:
         The site's run folder, and whether it has the records of all sites (the lowest one has).
@@ -107,14 +140,19 @@ def _take_part(job: Job, where: Where, out: Path, place: LogPlace) -> tuple[Path
     job.pace_s(0)
     corpus = job.corpus()
     folder = SiteFolder(out, job, corpus, where.site, place.run)
-    if folder.finished:
-        print(f"site {where.site} has finished run {place.run}: there is nothing to go on with", flush=True)
-        return folder.path, False
-    site = SiteRun(job, where, corpus, place)
+    check_relay(where, ranks_of(job, where.site))
+    spec_of(job, corpus)
+    ranks, site = Ranks.of(job, where.site, command, out / LOGS), None
     try:
+        if folder.finished:
+            print(f"site {where.site} has finished run {place.run}: there is nothing to go on with", flush=True)
+            return folder.path, False
+        site = SiteRun(job, where, corpus, place, ranks)
         with handling(site.on_signal):
             return folder.path, site.take_part(folder)
     except Leaving as leaving:
         raise SystemExit(128 + leaving.signal) from None
     finally:
-        site.close()
+        ranks.close()
+        if site is not None:
+            site.close()

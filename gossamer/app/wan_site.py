@@ -9,10 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-import threading
-import time
 from contextlib import suppress
-from pathlib import Path
 
 from rich.console import Console
 
@@ -22,34 +19,33 @@ from gossamer.app.progress import Progress
 from gossamer.app.simulate import write_result
 from gossamer.app.wan_apart import Apart, Missing
 from gossamer.app.wan_folder import SiteFolder
-from gossamer.app.wan_hooks import SiteHooks, finish
+from gossamer.app.wan_holding import Holding, part
+from gossamer.app.wan_hooks import finish
 from gossamer.app.wan_logs import LogPlace
 from gossamer.app.wan_meeting import Meeting, Vain
 from gossamer.app.wan_ops import SiteOps
+from gossamer.app.wan_places import address_of, by_site, places_of
 from gossamer.app.wan_presence import Presence, Where
+from gossamer.app.wan_ranks import Ranks
 from gossamer.app.wan_slow import Slow
 from gossamer.app.wan_spec import link_settings, spec_of
-from gossamer.app.wan_state import Snapshot, bring, keeps, read_latest, take, write
+from gossamer.app.wan_state import Snapshot, bring, keeps, part_of_mark
 from gossamer.app.wan_waiting import Entrance
 from gossamer.core.errors import RunFailed
-from gossamer.core.tree import Tree, master
+from gossamer.core.tree import Tree
+from gossamer.net.crew import RankLost
 from gossamer.real.board import PeerLost
-from gossamer.real.driver import run
 from gossamer.real.group import Group
-from gossamer.train.compute import TrainBody
+from gossamer.train import checkpoint
 from gossamer.train.data import Corpus
-from gossamer.train.resuming import Resuming
 from gossamer.wan.deadlines import Deadline
 from gossamer.wan.ended import OVER
 from gossamer.wan.loop import in_loop
-from gossamer.wan.records import Plan, Report, Session
+from gossamer.wan.records import Card, Member, Plan, Report, Session
 from gossamer.wan.sessions import Sessions
-from gossamer.wan.state_service import NotBrought, StateAsk, StateServer
+from gossamer.wan.state_service import NotBrought, StateServer
 from gossamer.wan.wire import Links
-from gossamer.worker.peer import peer
-from gossamer.worker.regroup import regroup
 from gossamer.worker.state import State
-from gossamer.worker.stream import held as outset
 
 log = logging.getLogger(__name__)
 _TRIES = 3
@@ -70,31 +66,28 @@ class SiteRun:
         BadInput: what was given cannot be.
     """
 
-    def __init__(self, job: Job, where: Where, corpus: Corpus, place: LogPlace | None = None) -> None:
+    def __init__(self, job: Job, where: Where, corpus: Corpus, place: LogPlace | None = None, ranks: Ranks | None = None) -> None:
         self.job, self.where, self.corpus = job, where, corpus
+        self.places, self.ranks = places_of(job), ranks or Ranks()
         self.spec = spec_of(job, corpus)
         self._console = Console(highlight=False, soft_wrap=True)
         self._asked: int | None = None
         self._group: Group | None = None
         self._apart: Apart
-        self._opening: Snapshot | None = None  # what this site gives to those who need it
-        self._session: Session | None = None
-        self._lock = threading.Lock()
+        self._signalled = False
         self._why, self._failed = "start", 0
         self.ops = SiteOps(where.site, self.spec.run, where.metrics, place)
-        self.states = StateServer(self._state_for)
-        self.presence = Presence(self.spec, where, [self.states.handlers()])
+        self.holding: Holding | None = None
+        self.states = StateServer(lambda ask: None if self.holding is None else self.holding.state_for(ask))
+        self.presence = Presence(self.spec, where, [self.states.handlers()], self.places, self.ranks)
         self.client, self.neighbours = self.presence.client, self.presence.neighbours
         self.sessions = Sessions(self.client, alive=self.neighbours.alive, gone=self.neighbours.gone, ask=self.neighbours.ask)
         self.neighbours.on_ask = self.sessions.serve
         self.ops.coordinator(lambda: self.client.there)
         self.deadline = Deadline(self.spec.floor_s, self.spec.spread)
         self._missing = Missing(self._say, self.presence.name_of)
-        self.entrance = Entrance(self.client, self.sessions, where, self._say, self._check_signal)
+        self.entrance = Entrance(self.client, self.sessions, where, self._say, self._check)
         self.folder: SiteFolder
-        self.hooks: SiteHooks
-        self.body: TrainBody
-        self.resuming: Resuming
 
     # ---- life
 
@@ -107,34 +100,39 @@ class SiteRun:
             self._say(timeouts.table())
         self.client.seat = -1 if folder.seat is None else folder.seat
         self.entrance.join()
-        me = self.client.seat
-        self.body = self.job.body(me, self.corpus, self.job.pace_s(me))
-        self.resuming = Resuming(self.body)
-        held = read_latest(self.job, folder.checkpoints, me, self.body)
-        if held is None:
-            held = Snapshot.of(self.job.first_state(me, master(self.body.tree)), self.body, 0.0, 0)
-        title = f"{self.job.title} at {self.where.site}"
-        with Progress(self.job.method.rounds, title, first_round=held.state.round, first_tokens=held.state.tokens) as progress:
-            self.hooks = hooks = SiteHooks(self.job, folder, self.corpus, progress, me, self._after_round)
-            hooks.held, hooks.session, hooks.trouble = held, held.session, self._say
-            hooks.told, hooks.passed = self.ops.note, self.resuming.boundary
-            hooks.begun_s = time.monotonic() - held.time_s
+        me, found = self.client.seat, checkpoint.latest(folder.checkpoints)
+        if self.job.fleet.ranks[me] != self.ranks.size:
+            raise RunFailed(
+                f"seat {me} has {self.job.fleet.ranks[me]} ranks, and site {self.where.site} runs {self.ranks.size}: check wan.sites"
+            )
+        asked = self.ranks.start(me, folder.path, found, self.presence.roster)
+        title, rounds = f"{self.job.title} at {self.where.site}", self.job.method.rounds
+
+        def progress(held: Snapshot) -> Progress:
+            return Progress(rounds, title, first_round=held.state.round, first_tokens=held.state.tokens)
+
+        self.holding = holding = Holding(self.job, self.corpus, me, self.ranks.site, folder, found, progress, self._after_round)
+        hooks = holding.hooks
+        hooks.trouble, hooks.told = self._say, self.ops.note
+        self.ranks.asked = self._leave_for
+        self.ranks.started(asked, holding, self._check_signal)
+        with holding.progress:
             try:
                 if folder.there:
                     folder.begin(me)
-                    hooks.back_to(held.state.round, held.state.tokens)
+                    holding.go_on()
                 while True:
-                    assert hooks.held is not None
-                    session = self.entrance.open(hooks.held.have)
+                    session = self.entrance.open(self.ranks.settle(self._check_signal))
                     folder.begin(me)
-                    if (made := self._train(session)) is not None:
+                    if (made := self._train(session, holding)) is not None:
                         self.client.leave()
+                        self.ranks.save()
                         return made
             except Leaving:
                 if folder.there:
-                    hooks.save()
+                    self.ranks.save()
                 self.client.leave(2.0 if self.client.there else 0.5)
-                self._say(f"site {self.where.site} has left run {self.spec.run} after round {hooks.held.state.round}")
+                self._say(f"site {self.where.site} has left run {self.spec.run} after round {holding.held.state.round}")
                 raise
             finally:
                 if folder.there:
@@ -142,16 +140,27 @@ class SiteRun:
 
     def on_signal(self, number: int) -> None:
         """Asks to leave, at the end of the round; a second time, at once."""
-        if self._asked is not None:
+        if self._signalled:
             raise KeyboardInterrupt
-        self._asked = number
-        if (group := self._group) is not None:
-            group.ask_stop(0)
+        self._signalled = True
+        self._leave_for(number)
+
+    def _leave_for(self, number: int) -> None:
+        """A signal to this process, or to another rank of the site."""
+        if self._asked is None:
+            self._asked = number
+            if (group := self._group) is not None:
+                group.ask_stop(0)
 
     def close(self) -> None:
         """Closes all connections."""
         self.presence.close()
         self.ops.close()
+
+    def _check(self) -> None:
+        """What ends this site's waiting."""
+        self._check_signal()
+        self.ranks.check()
 
     def _check_signal(self) -> None:
         if self._asked is not None:
@@ -159,42 +168,44 @@ class SiteRun:
 
     # ---- one session
 
-    def _train(self, session: Session) -> bool | None:
+    def _train(self, session: Session, holding: Holding) -> bool | None:
         """Runs the program in a session. None: it ended before the run did."""
-        me, hooks, names = self.client.seat, self.hooks, self.presence.names(session.members)
+        ranks, places, names = self.ranks, self.places, self.presence.names(session.members)
+        ranks.open(session, self.client.roster, self.presence.inner)
         links = Links(
-            me, self.job.n, f"{self.spec.run}/{session.key}", port=self.presence.port,
+            holding.number, places.n, f"{self.spec.run}/{session.key}", port=self.presence.port,
             settings=link_settings(self.job, self.client.timeouts),
             terms={"session": session.key}, access=self.presence.access,
         )  # fmt: skip
         group: Group | None = None
+        parted = False
         self._say(f"session {session.number}, from round {session.round}: {', '.join(names[j] for j in session.members)}")
         try:
-            group = Meeting(session, self.presence, self.sessions, links, self._check_signal).group(self.job, self.corpus)
+            meeting = Meeting(session, self.presence, self.sessions, links, self._check, places, ranks)
+            group = meeting.group(self.job, self.corpus)
             self.sessions.entered(session)
             self._missing.met(session.members)
-            self.ops.session(session, self._why, lambda: {names.get(j, str(j)): t for j, t in links.traffic().items()})
+            self.ops.session(session, self._why, lambda: by_site(links.traffic(), places, names))
             self._why = "change"
             self.neighbours.late(frozenset())
-            state = self._begin(session, group)
-            self._group, self.body.between_steps = group, group.board.check  # whoever is gone, nobody works on for nothing
+            state = self._begin(session, holding, group)
+            self._group = group
+            holding.into(group, ranks.check_with(group.board))
             if self._asked is not None:
                 group.ask_stop(0)
-            hooks.ask_stop, hooks.last_round = group.ask_stop, lambda: group.last_round
-            self._apart = Apart(self.spec, self.neighbours, group, names.get, self._missing)
-            with Slow(self.spec, self.deadline, self.neighbours, group):
-                state, _ = run(
-                    peer(self.job.seat(me), state), self.resuming, hooks, group, start_s=hooks.now_s(), rounds0=session.round,
-                    ahead=self.job.config.run.ahead, on_signal=self.on_signal,
-                )  # fmt: skip
+            self._apart = Apart(self.spec, self.neighbours, group, names.get, self._missing, places)
+            with Slow(self.spec, self.deadline, self.neighbours, group, places):
+                state = holding.run(session, group, state, self.on_signal)
             ended = state.round >= self.job.method.rounds
-            made = self._finish(group, state) if ended else None
+            made = self._finish(group, state, holding) if ended else None
             self._group = None
-            self._part(group, ended)
+            part(group, ended)
+            parted = True
             if ended:
                 return made
         except PeerLost as lost:
-            self._lost(lost)
+            ranks.end(lost)
+            self._lost(places.workers[lost.worker], lost)
         except NotBrought as error:
             self._failed += 1
             if self._failed >= _TRIES:
@@ -203,51 +214,46 @@ class SiteRun:
         except Vain as vain:
             self._say(f"session {session.number} did not come about: {vain}")
         except RunFailed as error:
-            if group is None or error is not group.board.failure:  # this site's own
+            if group is None or error is not group.board.failure or isinstance(error, RankLost):  # this site's own
                 raise
             self._say(f"session {session.number} ends here: {error}")
         finally:
             self._group = None
-            self.resuming.break_off()
+            holding.resuming.break_off()
+            if not parted:
+                ranks.end(RunFailed("the session is over"))
             if group is not None:
                 group.abort(RunFailed("this session is over"))
             links.close()
         self._check_signal()
         return None
 
-    def _begin(self, session: Session, group: Group) -> State:
+    def _begin(self, session: Session, holding: Holding, group: Group) -> State:
         """The state of this site at the start of a session."""
-        me, hooks = self.client.seat, self.hooks
-        held = hooks.held
-        assert held is not None
-        seat = self.job.seat(me)
-        if me in session.donors:
-            state = Snapshot.of(held.state, self.body, 0.0, 0).state
-            self.body.load_state(held.body)
-            self.resuming.begin(state.local or outset(seat, state))
-            if kept := self.resuming.kept:
-                self._say(f"goes on with round {session.round + 1} after the {kept} inner steps of it that this site has taken")
-        else:
-            self.resuming.begin(None)
-            state = self._heal(session, held, group)
-        hooks.back_to(session.round, state.tokens)
-        held = Snapshot.of(state, self.body, hooks.now_s(), session.number)
-        hooks.held, hooks.session = held, session.number
-        with self._lock:
-            self.states.forget()
-            given = len(session.donors) < len(session.members) and me in session.donors
-            self._session, self._opening = session, held if given else None
+        me, held, hooks = holding.me, holding.held, holding.hooks
+        donor = None if me in session.donors else self._heal(session, holding, group)
+        late = donor is not None and self.ranks.even and keeps(self.spec, held, self.sessions.known(held.session + 1))
+        self.ranks.begin(None if donor is None else donor.seat, late)
+        state, kept = holding.begin(session, None if donor is None else donor.seat, late, self.states.forget)
+        mark = self.ranks.mark(part_of_mark(holding.seat, state), self._check_signal)
+        if session.digest not in (None, mark):
+            raise RunFailed(f"the state of this site is {mark}, that of the session is {session.digest}: it is not gone on with")
+        if donor is not None:
+            shutil.rmtree(holding.taken, ignore_errors=True)
+            own = f", and keeps its own work since round {held.state.round}" if late else ""
+            self._say(f"took the state after round {session.round} from site {donor.site}{own}")
+        elif kept:
+            self._say(f"goes on with round {session.round + 1} after the {kept} inner steps of it that this site has taken")
         if session.members[0] == me:
             absent = [j for j in range(self.job.n) if j not in session.members]
             record = {"kind": "members", "round": session.round, "worker": me, "absent": absent, "session": session.number}
             if session.number > 1:
                 hooks.add("metrics.jsonl", record)
-        regroup(seat, state, session.members, session.donors)
         return state
 
-    def _heal(self, session: Session, held: Snapshot, group: Group) -> State:
-        """The state of a donor."""
-        me, roster = self.client.seat, self.presence.roster() or self.client.roster
+    def _heal(self, session: Session, holding: Holding, group: Group) -> Member:
+        """Brings the state of a donor. Which one."""
+        me, roster = holding.me, self.presence.roster() or self.client.roster
         donor = roster.at(session.donors[me % len(session.donors)])
         if donor is None or donor.card.address is None:
             reachable = [m for j in session.donors if (m := roster.at(j)) is not None and m.card.address is not None]
@@ -257,37 +263,25 @@ class SiteRun:
                     f"{names} hold the state of the run and cannot be dialled: give all sites --relay, or these --bind and --advertise"
                 )
             donor = reachable[0]
-        where = self.folder.path / "taken"
         inner = self.job.config.wan.inner == "donor"
+        found = donor
+        cards = [Card(address=address_of(donor.card, rank, donor.site)) for rank in range(self.job.fleet.ranks[donor.seat])]
 
         async def get() -> None:
-            await bring(self.neighbours.channel(donor), session, inner, where, donor, self.client.timeouts.connect)
+            channels = [self.neighbours.channel(found.model_copy(update={"card": card})) for card in cards]
+            await bring(channels, session, inner, holding.taken, found, self.client.timeouts.connect)
 
         def check() -> None:
-            self._check_signal()
+            self._check()
             group.board.check()
 
         in_loop(get(), check=check)
-        drift: Tree = master(self.body.tree) if keeps(self.spec, held, self.sessions.known(held.session + 1)) else {}
         self._failed = 0
-        state = take(self.job, me, session, donor.seat, where, self.body, held, drift)
-        shutil.rmtree(where, ignore_errors=True)
-        own = f", and keeps its own work since round {held.state.round}" if drift else ""
-        self._say(f"took the state after round {session.round} from site {donor.site}{own}")
-        return state
+        return donor
 
-    def _state_for(self, ask: StateAsk) -> tuple[int, Path] | None:
-        """For a site that needs the state at the start of the session. In a thread of its own."""
-        with self._lock:
-            session, held = self._session, self._opening
-        if session is None or held is None or session.number != ask.session:
-            return None
-        path, _ = write(self.folder.path / "given" / f"{ask.session}-{int(ask.inner)}", self.client.seat, held, inner=ask.inner)
-        return held.state.round, path
-
-    def _finish(self, group: Group, state: State) -> bool:
+    def _finish(self, group: Group, state: State, holding: Holding) -> bool:
         """The end of the run. Whether this site made the summary."""
-        hooks, folder = self.hooks, self.folder
+        hooks, folder = holding.hooks, self.folder
         hooks.close()
         mine = False
 
@@ -312,18 +306,14 @@ class SiteRun:
             folder.write_summary(json.loads(summary))
         return mine
 
-    def _part(self, group: Group, ended: bool) -> None:
-        """The farewell. At the end of the run all is written, and a site that is gone is missed by nobody."""
-        try:
-            group.close()
-        except RunFailed:
-            if not ended:
-                raise
-
-    def _lost(self, lost: PeerLost) -> None:
+    def _lost(self, worker: int, lost: PeerLost) -> None:
         self._why = "lost"
-        self._missing.lost(lost.worker, f"round {lost.round}: {lost.why}", "the others go back to the last boundary")
-        self.neighbours.lost(lost.worker)
+        if worker == self.client.seat:
+            self.ranks.mourn()
+            self._say(f"the ranks of this site have lost each other (round {lost.round}: {lost.why}): it goes back to the last boundary")
+            return
+        self._missing.lost(worker, f"round {lost.round}: {lost.why}", "the others go back to the last boundary")
+        self.neighbours.lost(worker)
 
     def _after_round(self, report: Report) -> bool:
         self.client.report(report)

@@ -12,6 +12,8 @@ import torch
 import gossamer
 from gossamer.app.config import shared
 from gossamer.app.job import Job
+from gossamer.app.train import check_several_ranks
+from gossamer.app.wan_places import ANY
 from gossamer.core.errors import BadInput
 from gossamer.core.tree import layout_hash
 from gossamer.train.data import Corpus
@@ -24,7 +26,6 @@ from gossamer.wan.trust import Terms, host_of, is_loopback, read_secret
 
 SECRET_FILE = "run.secret"
 """Of the identity folder, where no other is given."""
-_ANY = ("0.0.0.0", "::", "")
 
 
 def spec_of(job: Job, corpus: Corpus) -> Spec:
@@ -35,8 +36,7 @@ def spec_of(job: Job, corpus: Corpus) -> Spec:
     """
     if job.method.tiers:
         raise BadInput(f"{job.method.name} has servers, which have no place among sites: use diloco, geomesh or gossip (gasloc)")
-    if job.ranges is not None:
-        raise BadInput(f"fleet {job.fleet.name} has workers of several ranks, which gossamer wan join does not start: set ranks = 1")
+    check_several_ranks(job)
     if job.kills and 0 in job.kills.values():
         raise BadInput("clock.kill with round 0 is for simulations: leave the site out instead (wan.founders)")
     wan, sync = job.config.wan, job.method.synchronous
@@ -84,9 +84,9 @@ def run_name(job: Job) -> str:
 
 
 def link_settings(job: Job, timeouts: Timeouts) -> LinkSettings:
-    """Connections whose time-outs go with all others."""
-    beat_s = timeouts.beat / 2
-    return LinkSettings(channels=job.config.wan.channels, beat_s=beat_s, silent_s=timeouts.lease / 2, patience_s=timeouts.lease)
+    """Connections whose time-outs go with all others. Sites of several ranks have connections between all of these, so each needs fewer."""
+    beat_s, channels = timeouts.beat / 2, -(-job.config.wan.channels // max(job.fleet.ranks))
+    return LinkSettings(channels=channels, beat_s=beat_s, silent_s=timeouts.lease / 2, patience_s=timeouts.lease)
 
 
 def secret_of(identity: Path | None, secret: Path | None) -> bytes | None:
@@ -139,7 +139,7 @@ def advertised(bind: str | None, advertise: str | None, port: int | None, coordi
     if advertise is not None:
         return advertise
     host = host_of(bind)
-    if host in _ANY:
+    if host in ANY:
         raise BadInput(f"--bind {bind} is all addresses of this machine: say with --advertise HOST:PORT which one the others reach")
     if is_loopback(host) and not is_loopback(host_of(coordinator)):
         raise BadInput(f"--bind {bind} is loopback, which other sites cannot reach: bind 0.0.0.0:PORT and give --advertise HOST:PORT")

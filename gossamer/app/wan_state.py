@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from gossamer.app.job import Job
+from gossamer.core import ranges
 from gossamer.core.errors import RunFailed
+from gossamer.core.outer import STEP
 from gossamer.core.tree import Tree, digest, master
 from gossamer.train import checkpoint
 from gossamer.train.compute import TrainBody
+from gossamer.train.recut import ALONE, Place
 from gossamer.wan.records import Have, Member, Session, Spec
 from gossamer.wan.state_service import StateAsk, fetch
 from gossamer.worker.effects import Body
 from gossamer.worker.regroup import taken
-from gossamer.worker.state import State
+from gossamer.worker.seat import Seat
+from gossamer.worker.state import State, Stream
 
 
 @dataclass
@@ -35,10 +41,14 @@ class Snapshot:
         """Copied."""
         return cls(copy.deepcopy(state), body.state(), time_s, session)
 
-    @property
-    def have(self) -> Have:
-        """As sites compare it."""
-        return Have(round=self.state.round, digest=mark_of(self.state), session=self.session)
+
+def part_of_mark(seat: Seat, state: State) -> int:
+    """A mark of what all workers of a synchronous method have equal: anchor, outer state and plan, as far as this rank holds it. Over the
+    ranks of a worker these add up to that of the whole, modulo 2^64, however many there are."""
+    if seat.ranges is None:
+        return digest(state.x, *state.outer.values())
+    trees = [state.x, *(tree for name, tree in state.outer.items() if name != STEP)]
+    return ranges.mark(seat.layout, trees, state.outer.get(STEP))
 
 
 def keeps(spec: Spec, held: Snapshot, after: Session | None) -> bool:
@@ -51,56 +61,66 @@ def keeps(spec: Spec, held: Snapshot, after: Session | None) -> bool:
     return spec.late == "keep" and held.session > 0 and after is not None and after.round <= held.state.round
 
 
-def mark_of(state: State) -> str:
-    """Of what all workers of a synchronous method have equal: anchor, outer state and plan."""
-    return f"{digest(state.x, *state.outer.values()) ^ state.planned.mark:016x}"
+def mark_of(parts: Sequence[int], state: State) -> str:
+    """The mark of a whole state, as sites compare it."""
+    return f"{sum(parts) % 2**64 ^ state.planned.mark:016x}"
 
 
-def write(folder: Path, me: int, held: Snapshot, *, inner: bool = True) -> tuple[Path, str]:
+def have_of(held: Snapshot, parts: Sequence[int]) -> Have:
+    """As sites compare it. `parts`: of the marks of all ranks."""
+    return Have(round=held.state.round, digest=mark_of(parts, held.state), session=held.session)
+
+
+def write(folder: Path, me: int, held: Snapshot, place: Place = ALONE) -> tuple[Path, str]:
     """A part of a checkpoint; the file and its SHA-256."""
     round = held.state.round
     extra = {"time_s": held.time_s, "session": held.session}
-    sha = checkpoint.write_part(folder, round, me, held.state, held.body if inner else {}, extra)
-    return checkpoint.round_folder(folder, round) / f"worker-{me}.safetensors", sha
+    sha = checkpoint.write_part(folder, round, me, held.state, held.body, extra, place)
+    return checkpoint.part_path(folder, round, me, place), sha
 
 
-def read_latest(job: Job, folder: Path, me: int, body: TrainBody) -> Snapshot | None:
-    """This site's own newest checkpoint; None where there is none."""
-    found = checkpoint.latest(folder)
-    if found is None:
-        return None
-    part = checkpoint.read_part(folder, found, me, body.device)
+def give(folder: Path, me: int, held: Snapshot, inner: bool, place: Place) -> Path:
+    """The same for another site, without what is this one's alone."""
+    state = replace(held.state, streams=[Stream(list(stream.norms)) for stream in held.state.streams], local={}, said={}, others={})
+    return write(folder, me, replace(held, state=state, body=held.body if inner else {}), place)[0]
+
+
+def read(folder: Path, round: int, me: int, body: TrainBody, place: Place = ALONE) -> Snapshot:
+    """This site's own checkpoint."""
+    part = checkpoint.read_part(folder, round, me, body.device, place)
     body.load_state(part.body)
     return Snapshot(part.state, part.body, float(part.extra["time_s"]), int(part.extra["session"]))
 
 
-async def bring(channel: Any, session: Session, inner: bool, folder: Path, donor: Member, timeout_s: float) -> None:
+async def bring(channels: Sequence[Any], session: Session, inner: bool, folder: Path, donor: Member, timeout_s: float) -> None:
     """The state of a donor as a checkpoint of its own, in `folder`.
+
+    Args:
+        channels: to each of its ranks.
 
     Raises:
         RunFailed: it did not come.
     """
-    path = checkpoint.round_folder(folder, session.round) / f"worker-{donor.seat}.safetensors"
-    offer = await fetch(channel, StateAsk(session=session.number, inner=inner), path, timeout_s)
-    if offer.round != session.round:
-        raise RunFailed(f"site {donor.site} offers the state after {offer.round} rounds, expected {session.round}")
-    checkpoint.close(folder, session.round, 0, {donor.seat: offer.sha256})
+    ranks, ask = len(channels), StateAsk(session=session.number, inner=inner)
+    paths = [checkpoint.part_path(folder, session.round, donor.seat, Place(r, ranks)) for r in range(ranks)]
+    offers = await asyncio.gather(*(fetch(channel, ask, path, timeout_s) for channel, path in zip(channels, paths, strict=True)))
+    for offer in offers:
+        if offer.round != session.round:
+            raise RunFailed(f"site {donor.site} offers the state after {offer.round} rounds, expected {session.round}")
+    checkpoint.close(folder, session.round, 0, {donor.seat: [offer.sha256 for offer in offers]})
 
 
-def take(job: Job, me: int, session: Session, donor: int, folder: Path, body: TrainBody, mine: Snapshot | None, drift: Tree) -> State:
+def take(
+    job: Job, me: int, round: int, donor: int, folder: Path, body: TrainBody, mine: Snapshot | None, drift: Tree, place: Place = ALONE
+) -> State:
     """The state that was brought, as this site's own. Its data go on where they would be had it been there, its inner optimizer is its own
     where it has one, else the donor's or a fresh one.
 
     Args:
         mine: what this site had before.
         drift: parameters that it had come to from there; empty: they are let go.
-
-    Raises:
-        RunFailed: it is not the state of the session.
     """
-    part = checkpoint.read_part(folder, session.round, donor, body.device)
-    if session.digest is not None and (found := mark_of(part.state)) != session.digest:
-        raise RunFailed(f"the state of seat {donor} is {found}, that of the session is {session.digest}: it is not taken")
+    part = checkpoint.read_part(folder, round, donor, body.device, place)
     state, plan = part.state, job.method.plan
     kept = dict(mine.body if mine is not None and mine.session else part.body)
     if kept:

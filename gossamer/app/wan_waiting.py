@@ -86,7 +86,7 @@ class Entrance:
             self._check()
         self.check_over()
 
-    def open(self, have: Have) -> Session:
+    def open(self, have: Have | None) -> Session:
         """The next session."""
         waiting, client = Waiting(self._say, twice=True), self._client
         while True:

@@ -39,7 +39,9 @@ _TAIL_LINES = 12
 
 
 @dataclass
-class _Child:
+class Child:
+    """A process that was started."""
+
     process: subprocess.Popen[bytes]
     log: Path | None
     """Where its output goes; None: to the launcher's own (worker 0)."""
@@ -51,7 +53,7 @@ class _Child:
 class _Fleet:
     """The processes, and what is known of their ends."""
 
-    children: list[_Child]
+    children: list[Child]
     store: Path
     rounds: bool = True
     """The workers stop together at the end of a round, when asked."""
@@ -84,7 +86,7 @@ class _Fleet:
         return new
 
     @property
-    def running(self) -> list[_Child]:
+    def running(self) -> list[Child]:
         return [c for c in self.children if c.code is None]
 
     @property
@@ -96,7 +98,7 @@ class _Fleet:
         for i, child in enumerate(self.children):
             threading.Thread(target=self._await_end, args=(i, child), daemon=True).start()
 
-    def _await_end(self, i: Addr, child: _Child) -> None:
+    def _await_end(self, i: Addr, child: Child) -> None:
         child.code = child.process.wait()
         self.ends.put(i)
 
@@ -182,7 +184,7 @@ def launch(
         try:
             with handling(partial(_pass_on, fleet, say)):
                 for i in range(n):
-                    fleet.children.append(_start(i, n, argv, log_dir, fleet.store, env or {}))
+                    fleet.children.append(start(i, n, argv, log_dir / f"worker-{i}.log" if i else None, fleet.store, env or {}))
                 if fleet.asked is not None:  # while they were being started
                     fleet.tell(fleet.asked)
                 fleet.watch()
@@ -193,18 +195,18 @@ def launch(
                 child.process.wait()
 
 
-def _start(i: Addr, n: int, argv: Sequence[str], log_dir: Path, store: Path, env: Mapping[str, str]) -> _Child:
+def start(i: Addr, n: int, argv: Sequence[str], log: Path | None, store: Path, env: Mapping[str, str]) -> Child:
+    """Process i of n, which finds the others by `store`. `log`: where its output goes; None: to this process's own."""
     ours = {"RANK": i, "LOCAL_RANK": i, "WORLD_SIZE": n, "LOCAL_WORLD_SIZE": n, STORE_ENV: store}
     full = {"OMP_NUM_THREADS": "1", **os.environ, **env, **{k: str(v) for k, v in ours.items()}}
     full.pop("GLOO_SOCKET_IFNAME", None)  # all are on this machine: the loopback interface, whatever is set for other runs
     tethered = [sys.executable, "-S", "-E", "-c", _TETHER, str(os.getpid()), *argv] if sys.platform == "linux" else list(argv)
-    if i == 0:  # a session of its own: Ctrl-C at the terminal reaches the launcher only, which passes it on once
-        return _Child(subprocess.Popen(tethered, env=full, stdin=subprocess.DEVNULL, start_new_session=True), None)
-    log = log_dir / f"worker-{i}.log"
+    if log is None:  # a session of its own: Ctrl-C at the terminal reaches the launcher only, which passes it on once
+        return Child(subprocess.Popen(tethered, env=full, stdin=subprocess.DEVNULL, start_new_session=True), None)
     with log.open("ab") as out:
         start_bytes = out.tell()
         process = subprocess.Popen(tethered, env=full, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
-    return _Child(process, log, start_bytes)
+    return Child(process, log, start_bytes)
 
 
 def _supervise(fleet: _Fleet, last_checkpoint: Callable[[], str | None], say: Callable[[str], None], grace_s: float, survives: bool) -> int:
@@ -216,7 +218,7 @@ def _supervise(fleet: _Fleet, last_checkpoint: Callable[[], str | None], say: Ca
             continue
         if survives and fleet.children[i].code != 2 and fleet.begun:
             if fleet.bury(i) and any(not set(fleet.site(j)) & fleet.lost for j, c in enumerate(fleet.children) if c.code is None):
-                say(_obituary(fleet.name(i), fleet.children[i], "the others go on without it"))
+                say(obituary(fleet.name(i), fleet.children[i], "the others go on without it"))
             continue
         cause = fleet.cause(i, grace_s)
         if not fleet.failed(cause):  # it was told to stop while it could not do so cleanly; the others only lost it
@@ -224,7 +226,7 @@ def _supervise(fleet: _Fleet, last_checkpoint: Callable[[], str | None], say: Ca
         code = fleet.children[cause].code
         if not (code == 2 and _has_ended_so(fleet.children[0], 2)):  # bad input: worker 0 has said it already
             checkpoint = last_checkpoint()
-            say(_obituary(fleet.name(cause), fleet.children[cause], "so the run was ended"))
+            say(obituary(fleet.name(cause), fleet.children[cause], "so the run was ended"))
             say(f"Last whole checkpoint: {checkpoint}." if checkpoint else "There is no whole checkpoint yet.")
         _end(fleet, grace_s)
         return 2 if code == 2 else 1
@@ -254,13 +256,14 @@ def _wait(fleet: _Fleet, timeout_s: float) -> None:
         fleet.next_end(0.05)
 
 
-def _has_ended_so(child: _Child, code: int, within_s: float = 2.0) -> bool:
+def _has_ended_so(child: Child, code: int, within_s: float = 2.0) -> bool:
     with suppress(subprocess.TimeoutExpired):
         child.process.wait(within_s)
     return child.process.returncode == code
 
 
-def _obituary(name: str, child: _Child, then: str) -> str:
+def obituary(name: str, child: Child, then: str) -> str:
+    """How a process has ended, and the end of what it said."""
     code = child.code or 0
     if code < 0:
         fate = f"was killed ({signal.Signals(-code).name})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from datetime import timedelta
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from gossamer.core.errors import BadInput
 from gossamer.net.gloo import GlooWire, c10d
@@ -76,6 +76,26 @@ def _mark(me: Addr, lost: Addr) -> None:
         marker_of(os.environ[STORE_ENV], me).write_text(str(lost))
 
 
+def common_store(n: int, start_timeout_s: float) -> Any:
+    """What the n processes of one `launch`, or of torchrun, find each other by: a store of torch.distributed.
+
+    Raises:
+        BadInput: the environment is incomplete.
+    """
+    env = os.environ
+    if STORE_ENV in env:
+        return c10d.FileStore(env[STORE_ENV], n)
+    missing = [k for k in ("MASTER_ADDR", "MASTER_PORT") if k not in env]
+    if missing:
+        raise BadInput(f"{' and '.join(missing)} must be set beside RANK: start with torchrun or --workers")
+    return next(iter(c10d.rendezvous("env://", timeout=timedelta(seconds=start_timeout_s))))[0]
+
+
+def all_here(n: int) -> bool:
+    """Whether all n processes are on this machine, and may keep to the loopback interface."""
+    return os.environ.get("LOCAL_WORLD_SIZE") == str(n) and "GLOO_SOCKET_IFNAME" not in os.environ
+
+
 def init(*, start_timeout_s: float = 600.0, survives: bool = False, seats: Seats | None = None, device: str = "cpu") -> Group:
     """Connects this process to the others of its run: one worker per process, or (`seats`) one rank of a worker.
 
@@ -95,19 +115,11 @@ def init(*, start_timeout_s: float = 600.0, survives: bool = False, seats: Seats
         me, n = int(env["RANK"]), int(env["WORLD_SIZE"])
     except (KeyError, ValueError) as error:
         raise BadInput(f"RANK and WORLD_SIZE must both be set, to numbers ({error}): start with torchrun or --workers") from error
-    store: Store
-    if STORE_ENV in env:
-        store = c10d.FileStore(env[STORE_ENV], n)
-    else:
-        missing = [k for k in ("MASTER_ADDR", "MASTER_PORT") if k not in env]
-        if missing:
-            raise BadInput(f"{' and '.join(missing)} must be set beside RANK: start with torchrun or --workers")
-        store = next(iter(c10d.rendezvous("env://", timeout=timedelta(seconds=start_timeout_s))))[0]
-    local = env.get("LOCAL_WORLD_SIZE") == str(n) and "GLOO_SOCKET_IFNAME" not in env
+    store = common_store(n, start_timeout_s)
     name = f"gossamer/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}/{_joined}"
     if seats is not None and len(seats.workers) != n:
         raise BadInput(f"{n} processes were started for workers that have {len(seats.workers)} ranks together: start so many")
-    store = c10d.PrefixStore(name, store)
+    store, local = c10d.PrefixStore(name, store), all_here(n)
     group = over_gloo(store, me, n, local=local, start_timeout_s=start_timeout_s, survives=survives, seats=seats, device=device)
     if STORE_ENV in env:
         begun_of(env[STORE_ENV], me).touch()

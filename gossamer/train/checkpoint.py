@@ -92,7 +92,7 @@ def write_part(
     about["state"] = _pack_state(state, tensors)
     about["body"] = {"order": list(body), "values": {k: v for k, v in body.items() if not isinstance(v, Tensor)}}
     tensors |= {f"body/{k}": v for k, v in body.items() if isinstance(v, Tensor)}
-    path = _part_path(folder, round, worker, place)
+    path = part_path(folder, round, worker, place)
     with _replacing(path) as scratch:
         save_file(_apart(tensors), scratch, metadata={"gossamer": json.dumps(about)})
         sha = _sha256(scratch)
@@ -115,9 +115,9 @@ def read_part(folder: Path, round: int, worker: int, device: torch.device = _CPU
         raise RunFailed(f"the checkpoint of round {round} has workers {sorted(manifest.parts)}, not worker {worker}")
     shas = manifest.parts[worker]
     if len(shas) == place.ranks:
-        about, tensors = _read_file(_part_path(folder, round, worker, place), round, shas[place.rank])
+        about, tensors = _read_file(part_path(folder, round, worker, place), round, shas[place.rank])
     else:
-        paths = [_part_path(folder, round, worker, Place(r, len(shas))) for r in range(len(shas))]
+        paths = [part_path(folder, round, worker, Place(r, len(shas))) for r in range(len(shas))]
         about, tensors = cut_anew([_read_file(path, round, sha) for path, sha in zip(paths, shas, strict=True)], place)
     values = about["body"]["values"]
     body = {k: values[k] if k in values else tensors[f"body/{k}"] for k in about["body"]["order"]}
@@ -163,7 +163,7 @@ def close(
     files: dict[str, Any] = {}
     for worker, found in sorted(parts.items()):
         shas = [found] if isinstance(found, str) else list(found)
-        paths = [_part_path(folder, round, worker, Place(r, len(shas))) for r in range(len(shas))]
+        paths = [part_path(folder, round, worker, Place(r, len(shas))) for r in range(len(shas))]
         if lacking := [path for path in paths if not path.is_file()]:
             raise RunFailed(f"the checkpoint of round {round} lacks the part of worker {worker}: {lacking[0]}")
         several = [{"file": path.name, "sha256": sha} for path, sha in zip(paths, shas, strict=True)]
@@ -202,7 +202,7 @@ def latest(folder: Path) -> int | None:
             _log.warning("The checkpoint of round %d is passed over: %s.", round, error)
             continue
         parts = [
-            (_part_path(folder, round, w, Place(r, len(shas))), sha) for w, shas in manifest.parts.items() for r, sha in enumerate(shas)
+            (part_path(folder, round, w, Place(r, len(shas))), sha) for w, shas in manifest.parts.items() for r, sha in enumerate(shas)
         ]
         faults = [_fault(path, sha) for path, sha in parts]
         fault = next((f for f in faults if f is not None), None)
@@ -222,7 +222,8 @@ def round_folder(folder: Path, round: int) -> Path:
     return Path(folder) / f"round-{round:06d}"
 
 
-def _part_path(folder: Path, round: int, worker: int, place: Place = ALONE) -> Path:
+def part_path(folder: Path, round: int, worker: int, place: Place = ALONE) -> Path:
+    """Where a part is, or is to be."""
     rank = "" if place.ranks == 1 else f".rank-{place.rank}"
     return round_folder(folder, round) / f"worker-{worker}{rank}.safetensors"
 

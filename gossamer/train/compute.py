@@ -108,7 +108,7 @@ class TrainBody:
         self.steps = 0
         """Optimizer steps taken."""
         self.between_steps: Callable[[], None] = lambda: None
-        """Called before each inner step. What it raises ends `compute` there; `taken` tells after how many steps."""
+        """Called before each inner step, gradient or step on one. What it raises ends `compute` there; `taken` tells after how many."""
         self.taken = _NONE
         """How far the last stretch of inner steps has come."""
         own = (worker, ranks.rank) if ranks and ranks.rank else (worker,)
@@ -208,6 +208,7 @@ class TrainBody:
 
     def _grad(self, work: Work) -> Done:
         start = time.monotonic()
+        self.between_steps()
         loss, n = self._backward(work.batch)
         # A parameter that the loss does not reach has gradient zero, not none: every worker sends every tensor.
         grads = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in self._params.items()}
@@ -217,6 +218,7 @@ class TrainBody:
 
     def _apply(self, work: Work) -> Done:
         assert work.tree is not None
+        self.between_steps()
         for name, p in self._params.items():
             if p.grad is None:
                 p.grad = torch.empty_like(p)

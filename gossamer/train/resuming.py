@@ -38,7 +38,7 @@ class _Stretch:
 
 
 class Resuming:
-    """Implements :class:`gossamer.worker.effects.Body` around a TrainBody of one rank."""
+    """Implements :class:`gossamer.worker.effects.Body` around a TrainBody."""
 
     def __init__(self, body: TrainBody) -> None:
         self.inner = body
@@ -88,7 +88,7 @@ class Resuming:
         self._first, self._kept, self._under_way = False, None, None
         if work.kind != "steps" or not first:
             return self.inner.compute(work)
-        if kept is not None and kept.work == work:
+        if self._common(kept.taken.steps if kept is not None and kept.work == work else 0) and kept is not None:
             self.inner.load(kept.tree)
             self.inner.load_state(kept.body)
             taken = kept.taken
@@ -97,6 +97,13 @@ class Resuming:
             return self.inner.compute(work, taken)
         finally:
             now.taken = self.inner.taken
+
+    def _common(self, mine: int) -> int:
+        """Steps that need not be taken again: of several ranks those that all have, where all have as many, else none."""
+        if (ranks := self.inner.ranks) is None:
+            return mine
+        sums = ranks.sum(torch.tensor([mine, mine**2], dtype=torch.float64)).tolist()
+        return mine if sums == [ranks.size * mine, ranks.size * mine**2] else 0
 
     def load(self, tree: Tree, reset_inner: bool = False) -> None:
         """Sets parameters. What was under way is over with that."""

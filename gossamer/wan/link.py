@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal, TypeAlias
 
 from gossamer.wan.access import Peer
@@ -78,6 +78,11 @@ class Traffic:
     rtt_s: float | None
     rate_bytes_s: float
     """The highest rate of sending in the last seconds of it."""
+
+    def __add__(self, other: Traffic) -> Traffic:
+        """Of both together; the shorter round trip."""
+        sums = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self) if f.name != "rtt_s"}
+        return Traffic(**sums, rtt_s=min((r for r in (self.rtt_s, other.rtt_s) if r is not None), default=None))
 
 
 class Link:

@@ -86,6 +86,8 @@ class Card(Record):
 
     address: Address | None
     """Where the others reach it; None: it can only dial out."""
+    ranks: Annotated[tuple[Address, ...], Field(max_length=MAX_SEATS)] = ()
+    """Of a site of several ranks that can be dialled: where the others reach those after the first."""
     capabilities: Annotated[tuple[Name, ...], Field(max_length=64)] = ()
 
 
