@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gossamer.app.wan_apart import Apart, Missing
+from gossamer.core.ranges import Ranges
 from gossamer.real.board import Board
 
 
@@ -29,11 +30,14 @@ class Others:
 NAMES = {0: "lyon", 1: "oslo"}
 
 
-def made(*, synchronous: bool = False, missing: Missing | None = None) -> tuple[Apart, Others, Any]:
+def made(*, synchronous: bool = False, missing: Missing | None = None, ranks: tuple[int, ...] | None = None) -> tuple[Apart, Others, Any]:
     board = Board(survives=True, me=3)
-    others, group = Others(), SimpleNamespace(members=(0, 1, 2, 3), living=(0, 1, 2, 3), board=board)
+    everybody = tuple(range(4 if ranks is None else sum(ranks)))
+    others, group = Others(), SimpleNamespace(members=everybody, living=everybody, board=board)
     spec: Any = SimpleNamespace(synchronous=synchronous, min_sites=2)
-    return Apart(spec, others, group, NAMES.get, missing or Missing(lambda text: None, NAMES.get)), others, group  # type: ignore[arg-type]
+    places = None if ranks is None else Ranges(ranks, {})
+    apart = Apart(spec, others, group, NAMES.get, missing or Missing(lambda text: None, NAMES.get), places)  # type: ignore[arg-type]
+    return apart, others, group
 
 
 def test_a_loss_ends_nothing_as_long_as_enough_are_left() -> None:
@@ -51,6 +55,14 @@ def test_who_is_there_again_is_gone_for() -> None:
     assert not apart.why()
     others.reached.add(0)
     assert apart.why() == "there again: lyon"
+
+
+def test_sites_of_several_ranks_are_lost_and_back_as_one() -> None:
+    apart, others, group = made(ranks=(2, 3, 1))
+    group.living = (2, 3, 4, 5)
+    assert not apart.why() and others.doubted == [0]
+    group.living = (5,)
+    assert "1 of the sites of this session are left" in apart.why() and others.doubted == [0, 1]
 
 
 def test_nobody_trains_below_the_least_number_of_sites() -> None:

@@ -23,6 +23,7 @@ from gossamer.app.wan_spec import spec_of
 from gossamer.app.wan_state import keeps
 from gossamer.core.errors import BadInput
 from gossamer.core.plan import uniform
+from gossamer.core.ranges import Ranges
 from gossamer.core.tree import master
 from gossamer.real.board import Board, PeerLost
 from gossamer.recipes import Setting, diloco
@@ -32,15 +33,16 @@ from gossamer.worker.seat import Seat
 
 
 class Field:
-    """A group of three, as the watch for slow sites sees it."""
+    """A group of three sites, as the watch for slow ones sees it."""
 
-    def __init__(self, **changes: object) -> None:
+    def __init__(self, ranks: tuple[int, ...] = (1, 1, 1), **changes: object) -> None:
         self.late: list[frozenset[int]] = []
         self.board, self.ready_s = Board(), defaultdict(dict)  # type: ignore[var-annotated]
         notes = SimpleNamespace(ready_at=lambda round: dict(self.ready_s[round]))
-        self.group: Any = SimpleNamespace(board=self.board, notes=notes, members=(0, 1, 2), me=0)
+        self.group: Any = SimpleNamespace(board=self.board, notes=notes, members=tuple(range(sum(ranks))), me=0)
         self.deadline = Deadline(0.2, 6.0)
-        self.slow = Slow(spec(**changes), self.deadline, SimpleNamespace(late=self.late.append), self.group)  # type: ignore[arg-type]
+        neighbours, places = SimpleNamespace(late=self.late.append), Ranges(ranks, {})
+        self.slow = Slow(spec(**changes), self.deadline, neighbours, self.group, places)  # type: ignore[arg-type]
 
     def fails(self, timeout_s: float) -> bool:
         until_s = time.monotonic() + timeout_s
@@ -59,6 +61,14 @@ def test_who_is_past_the_deadline_is_not_waited_for() -> None:
         assert field.fails(30.0)
     assert isinstance(field.board.failure, PeerLost) and field.board.failure.worker == 2
     assert field.late == [frozenset({2})] and "past the deadline of 0.2 s" in field.board.failure.why
+
+
+def test_a_site_is_ready_with_all_of_its_ranks_and_this_one_with_its_first() -> None:
+    field = Field((2, 1, 2), quorum="deadline", **SHORT)
+    with field.slow:
+        field.ready_s[0].update(dict.fromkeys((0, 2, 4), time.monotonic()))  # neither 1, of this site, nor 3
+        assert field.fails(30.0)
+    assert field.late == [frozenset({2})] and isinstance(field.board.failure, PeerLost) and field.board.failure.worker == 3
 
 
 @pytest.mark.parametrize(

@@ -91,14 +91,15 @@ class Presence:
 
     Args:
         handlers: what else this site serves at its port.
-        places: the ranks of all sites.
+        places: the ranks of all sites; None: each has one.
         ranks: those of this site.
 
     Raises:
         BadInput: what was given cannot be.
     """
 
-    def __init__(self, spec: Spec, where: Where, handlers: Sequence[Any], places: Ranges, ranks: Ranks) -> None:
+    def __init__(self, spec: Spec, where: Where, handlers: Sequence[Any], places: Ranges | None = None, ranks: Ranks | None = None) -> None:
+        places, ranks = places or Ranges((1,) * spec.seats, {}), ranks or Ranks()
         identity, secret = identity_of(where.identity), secret_of(where.identity, where.secret)
         self._me, self._places = where.site, places
         self._client: CoordinatorClient | None = None

@@ -134,9 +134,10 @@ class RankRun:
 
     def _session(self, order: Message, holding: Holding) -> None:
         session, crew = unpack(Session, order["session"].encode()), self.crew
-        if not (holding.folder.path / "config.toml").is_file():
+        if not _there(holding):
+            where = holding.folder.path
             raise BadInput(
-                f"rank {self.site.rank} does not see the run folder {holding.folder.path}: give --out on storage that all ranks of a site share"
+                f"rank {self.site.rank} does not see the run folder {where}: give --out on storage that all ranks of a site share"
             )
         self._heard(order["roster"])
         crew.begin(order["epoch"])
@@ -214,12 +215,18 @@ class RankRun:
 
     def close(self) -> None:
         """Closes all connections."""
-        if self.holding is not None:
+        if self.holding is not None and _there(self.holding):
             self.holding.hooks.close()
+        self.crew.close()
         in_loop(self.doors.lines.close())
         in_loop(self.port.stop())
         with suppress(Exception):
             self.site.end()
+
+
+def _there(holding: Holding) -> bool:
+    """Whether the run folder is made, and seen from here."""
+    return (holding.folder.path / "config.toml").is_file()
 
 
 def _never(trees: object, streams: object) -> str:

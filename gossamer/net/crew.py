@@ -314,7 +314,6 @@ class Follow(_Together):
         """What the first rank asks for, to the end."""
         while (order := self.next_order())["do"] != "end":
             yield order
-        self._line.close()
 
     def next_order(self) -> Message:
         """The next one."""
@@ -359,6 +358,10 @@ class Follow(_Together):
         assert over is not None
         board.fail(over)
         board.check()
+
+    def close(self) -> None:
+        """Ends the connection: for the first rank this one is gone."""
+        self._line.close()
 
     def _listen(self, message: Message) -> None:
         if "pass" in message:

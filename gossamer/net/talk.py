@@ -39,8 +39,8 @@ class Line:
 
     def _listen(self) -> None:
         try:
-            with suppress(OSError, ValueError):
-                for line in self._sock.makefile("rb"):
+            with suppress(OSError, ValueError), self._sock.makefile("rb") as lines:
+                for line in lines:
                     self._heard(json.loads(line))
         finally:
             if not self.finished:
