@@ -129,7 +129,7 @@ def _read_file(path: Path, round: int, sha: str) -> tuple[dict[str, Any], dict[s
     from safetensors import safe_open
 
     if (fault := _fault(path, sha)) is not None:
-        raise RunFailed(f"the checkpoint of round {round} cannot be used: {fault}. Resume from an earlier round")
+        raise RunFailed(f"the checkpoint of round {round} cannot be used: {fault}. Remove {path.parent} to go on from an earlier one")
     with safe_open(path, framework="pt") as f:
         about = json.loads(f.metadata()["gossamer"])
         tensors = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118 (not a mapping)
