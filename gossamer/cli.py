@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from gossamer import BadInput, RunFailed, Stopped, __version__
-from gossamer.cli_wan import LogFormat, Metrics, Relay, add_to
+from gossamer.cli_wan import LogFormat, Metrics, Relay, TakeOver, add_to
 
 app = typer.Typer(
     name="gossamer",
@@ -321,6 +321,7 @@ def wan_join(
     secret: Secret = None,
     out: Out = None,
     bootstrap: Annotated[bool, typer.Option("--bootstrap", help="Begin from the state of this site.")] = False,
+    take_over: TakeOver = False,
     relay: Relay = None,
     metrics: Metrics = None,
     time_outs: Annotated[bool, typer.Option("--time-outs", help="Show all time-outs at the start.")] = False,
@@ -330,7 +331,7 @@ def wan_join(
     from gossamer.app import wan_run
     from gossamer.app.wan_presence import Where
 
-    where = Where(site, coordinator, bind, advertise, identity, secret, bootstrap, relay, metrics, time_outs)
+    where = Where(site, coordinator, bind, advertise, identity, secret, bootstrap, take_over, relay, metrics, time_outs)
     wan_run.join(configs or [], sets or [], where, out=out, log_format=log_format)
 
 

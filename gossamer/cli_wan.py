@@ -21,6 +21,7 @@ Relay = Annotated[str | None, typer.Option("--relay", metavar="HOST:PORT", help=
 Metrics = Annotated[
     str | None, typer.Option("--metrics", metavar="HOST:PORT", help="Show figures for Prometheus there.", show_default=False)
 ]
+TakeOver = Annotated[bool, typer.Option("--take-over", help="Stop another process of this site that is in the run, and take its place.")]
 LogFormat = Annotated[Literal["text", "json"], typer.Option("--log-format", help="Of the log, on stderr.")]
 
 

@@ -88,10 +88,22 @@ class Desk:
     def close(self) -> None:
         self.db.close()
 
-    def join(self, site: str, boot: int = 0, bootstrap: bool = False, address: str | None = None, of: Spec | None = None) -> Admission:
+    def join(
+        self,
+        site: str,
+        boot: int = 0,
+        bootstrap: bool = False,
+        address: str | None = None,
+        of: Spec | None = None,
+        take_over: bool = False,
+    ) -> Admission:
         of = of or spec()
-        who = caller(site, boot, of.run)
-        return self.coordinator.join(Join(protocol=PROTOCOL, spec=of, caller=who, card=Card(address=address), bootstrap=bootstrap))
+        who, card = caller(site, boot, of.run), Card(address=address)
+        return self.coordinator.join(Join(protocol=PROTOCOL, spec=of, caller=who, card=card, bootstrap=bootstrap, take_over=take_over))
+
+    def dies(self, site: str, boot: int = 0) -> None:
+        """A process ends: its standing stream breaks."""
+        self.coordinator.doubt(caller(site, boot))
 
     def propose(
         self,
@@ -225,11 +237,11 @@ class Process:
         return False
 
     def client(
-        self, site: str, of: Spec | None = None, events: list[Event] | None = None, join: bool = True, bootstrap: bool = False
+        self, site: str, of: Spec | None = None, events: list[Event] | None = None, join: bool = True, **options: Any
     ) -> CoordinatorClient:
         heard = events if events is not None else []
         channel = plain(f"127.0.0.1:{self.port}")
-        made = CoordinatorClient(channel, of or quick(), site, Card(address=None), bootstrap=bootstrap, on_event=heard.append)
+        made = CoordinatorClient(channel, of or quick(), site, Card(address=None), on_event=heard.append, **options)
         if join:
             made.join(10.0)
         return made

@@ -173,7 +173,7 @@ class Fleet:
         try:
             site.roster = self.desk.join(site.name, site.boot, of=self.spec).roster
         except Refused as refused:
-            if refused.code != "flapping":
+            if refused.code not in ("flapping", "taken"):
                 raise
             return False
         return True

@@ -263,17 +263,6 @@ def test_news_that_were_overtaken_are_let_go(process: Process, clients: list[Coo
     assert a.roster.session == session
 
 
-def test_of_two_processes_of_a_site_the_later_stays(process: Process, clients: list[CoordinatorClient]) -> None:
-    fleet_of(process, clients)
-    a, b = clients
-    again = process.client("b", quick(**TWO))
-    clients.append(again)
-    eventually(lambda: b.failure is not None, "the first one gives up")
-    with pytest.raises(RunFailed, match="another process of site b"):
-        b.plan(1.0)
-    assert again.failure is None and a.failure is None
-
-
 def test_foreign_configuration_is_refused_in_words(process: Process, clients: list[CoordinatorClient]) -> None:
     clients.append(process.client("a"))
     for change, words in (

@@ -103,7 +103,7 @@ def test_but_not_from_what_is_older_than_the_session(desk: Desk) -> None:
             desk.propose(site, at(2, 1), boot=1)
         desk.wait(1.0)
     assert desk.state().session.number == 2
-    desk.join("b", boot=2, bootstrap=True)
+    desk.join("b", boot=2, bootstrap=True, take_over=True)
     session = desk.propose("b", at(2, 1), boot=2).session
     assert session is not None and session.members == (0, 1) and session.round == 2, "unless one is told to"
 
@@ -112,7 +112,7 @@ def test_the_state_of_a_process_that_lives_is_waited_for(desk: Desk) -> None:
     desk.found()
     desk.go_on("a", "b", "c", have=at(3))
     for site in ("b", "c"):
-        desk.join(site, boot=1, bootstrap=True)
+        desk.join(site, boot=1, bootstrap=True, take_over=True)
         desk.propose(site, at(3, 2), boot=1)
     desk.wait(5.0, "a")
     assert desk.state().session.number == 2 and "waits for a" in desk.why()

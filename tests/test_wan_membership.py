@@ -88,7 +88,7 @@ def test_a_site_that_was_out_of_sight_is_still_in_its_session(desk: Desk) -> Non
 
 def test_another_process_of_a_site_takes_its_place(desk: Desk) -> None:
     desk.found()
-    desk.join("b", boot=1)
+    desk.join("b", boot=1, take_over=True)
     assert desk.standing("b") == "waiting", "it has nothing of what the first one had"
     with pytest.raises(Refused) as refused:
         desk.beat("b", boot=0)
@@ -107,11 +107,11 @@ def test_a_join_that_is_made_twice_is_one(desk: Desk) -> None:
 def test_a_flapping_site_waits(desk: Desk) -> None:
     desk.found()
     for boot in range(1, 5):
-        desk.join("c", boot=boot)
+        desk.join("c", boot=boot, take_over=True)
     with pytest.raises(Refused) as refused:
-        desk.join("c", boot=5)
+        desk.join("c", boot=5, take_over=True)
     assert refused.value.code == "flapping" and refused.value.refusal.retry_s == pytest.approx(30.0)
-    desk.join("a", boot=1)
+    desk.join("a", boot=1, take_over=True)
     desk.wait(31.0, step_s=1.0)
     desk.join("c", boot=6)
 

@@ -60,7 +60,7 @@ def test_a_site_without_a_state_founds_nothing(desk: Desk) -> None:
         desk.join(site)
     desk.propose("a"), desk.propose("b")
     assert "2 ask: a, b; without a state: c" in desk.propose("c", None).why
-    desk.join("b", boot=1, bootstrap=True)
+    desk.join("b", boot=1, bootstrap=True, take_over=True)
     session = desk.propose("b", boot=1).session
     assert session is not None and session.members == (0, 1, 2) and session.donors == (0, 1), "those alike with the one that was told"
 
@@ -223,7 +223,7 @@ def test_where_none_are_more_the_run_waits(desk: Desk) -> None:
     desk.found("a", "b", of=of)
     desk.propose("a", at(3), number=2)
     assert "03: a; bad: b" in desk.propose("b", at(3, digest="bad"), number=2).why
-    desk.join("b", boot=1, bootstrap=True, of=of)
+    desk.join("b", boot=1, bootstrap=True, of=of, take_over=True)
     session = desk.propose("b", at(3, digest="bad"), boot=1).session
     assert session is not None and session.donors == (1,) and session.digest == "bad"
 
@@ -247,7 +247,7 @@ def test_a_plan_is_published_once(desk: Desk) -> None:
         desk.coordinator.publish(Publish(caller=caller("b"), plan=Plan(version=3, since=5, body="x")))
     desk.restart()
     assert desk.coordinator.plan(caller("c")).plan == mine
-    desk.join("b", boot=1)
+    desk.join("b", boot=1, take_over=True)
     with pytest.raises(Refused, match="in no session"):
         desk.coordinator.publish(Publish(caller=caller("b", 1), plan=Plan(version=2, since=5, body="x")))
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,6 +32,7 @@ from gossamer.wan.relay import RelayServer
 from gossamer.wan.relay_client import RelayClient
 from gossamer.wan.relay_messages import RelaySettings
 from gossamer.wan.trust import Distrusted, Party, Terms, check_plain
+from gossamer.wan.vigil import Vigil
 
 T = TypeVar("T")
 _SIGNS = {"ok": "[green]ok     [/]", "warning": "[yellow]warning[/]", "wrong": "[red]wrong  [/]"}
@@ -183,7 +185,8 @@ def relay(
     name = mine.site if mine else "relay"
     set_up_logs(log_format, site=name, run="-")
     whole = known
-    server = RelayServer(bind, AioGuard(name, lambda run: _party(run, whole), mine), RelaySettings(most_mbps=most_mbps))
+    guard = AioGuard(name, lambda run: _party(run, whole), mine)
+    server = RelayServer(bind, guard, RelaySettings(most_mbps=most_mbps))
     page = None
     over = threading.Event()
     try:
@@ -192,13 +195,35 @@ def relay(
 
             page = CoordinatorMetrics(lambda: Status(runs=()), relay=server.counters)
             page.serve(metrics)
-        with handling(lambda number: over.set()):
+        with handling(lambda number: over.set()), watched(mine, [guard.look], over):
             print(f"relay: listening at port {server.port}", flush=True)
             over.wait()
     finally:
         if page is not None:
             page.close()
         server.close()
+
+
+@contextmanager
+def watched(mine: Identity | None, looks: Sequence[Callable[[], None]], over: threading.Event) -> Iterator[None]:
+    """Around a service that runs until `over`: ends calls of those whose certificates are not good any more, and the service with its own.
+
+    Raises:
+        RunFailed: its own was revoked, or has come to its end.
+    """
+    faults: list[RunFailed] = []
+
+    def out(error: RunFailed) -> None:
+        faults.append(error)
+        over.set()
+
+    vigil = Vigil(mine, looks, out)
+    try:
+        yield
+    finally:
+        vigil.close()
+    if faults:
+        raise RunFailed(f"{mine.site if mine else 'it'} cannot go on: {faults[0]}")
 
 
 class SiteOps:

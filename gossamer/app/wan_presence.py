@@ -15,14 +15,14 @@ from gossamer.core.errors import BadInput, RunFailed
 from gossamer.core.ranges import Ranges
 from gossamer.wan.access import Peer
 from gossamer.wan.client import CoordinatorClient
-from gossamer.wan.dial import Dial
-from gossamer.wan.doors import Anybody, Doors
+from gossamer.wan.doors import Doors
 from gossamer.wan.listening import Port
 from gossamer.wan.loop import in_loop
 from gossamer.wan.neighbours import Neighbours
 from gossamer.wan.records import Card, Roster, Spec
 from gossamer.wan.relay_client import RelayClient, relayed
 from gossamer.wan.trust import Party, host_of, is_loopback
+from gossamer.wan.vigil import Vigil
 from gossamer.wan.wire import Links
 
 
@@ -37,6 +37,7 @@ class Where:
     identity: Path | None = None
     secret: Path | None = None
     bootstrap: bool = False
+    take_over: bool = False
     relay: str | None = None
     """For sites that cannot be dialled, this one or others."""
     metrics: str | None = None
@@ -93,12 +94,21 @@ class Presence:
         handlers: what else this site serves at its port.
         places: the ranks of all sites; None: each has one.
         ranks: those of this site.
+        on_out: told why this site cannot go on, in a thread of its own.
 
     Raises:
         BadInput: what was given cannot be.
     """
 
-    def __init__(self, spec: Spec, where: Where, handlers: Sequence[Any], places: Ranges | None = None, ranks: Ranks | None = None) -> None:
+    def __init__(
+        self,
+        spec: Spec,
+        where: Where,
+        handlers: Sequence[Any],
+        places: Ranges | None = None,
+        ranks: Ranks | None = None,
+        on_out: Callable[[RunFailed], None] = lambda error: None,
+    ) -> None:
         places, ranks = places or Ranges((1,) * spec.seats, {}), ranks or Ranks()
         identity, secret = identity_of(where.identity), secret_of(where.identity, where.secret)
         self._me, self._places = where.site, places
@@ -120,14 +130,23 @@ class Presence:
         self.inner = ranks.inner(bind, self.port.number, self.address)
         """Where the ranks of this site reach each other."""
         card = Card(address=self.address, ranks=ranks.addresses if self.address is not None else ())
-        self.client = self._client = CoordinatorClient(channel, spec, where.site, card, bootstrap=where.bootstrap)
+        self.client = self._client = CoordinatorClient(
+            channel, spec, where.site, card, bootstrap=where.bootstrap, take_over=where.take_over
+        )
+        self.client.on_failure = on_out
         if where.relay is not None and secret is not None:
-            dial = Dial(Party(terms_of(spec, secret), Anybody()), where.site, where.relay, None, identity)
-            self._relay = RelayClient(dial, local=self.port.number)
+            self._relay = RelayClient(self.doors.service(where.relay), local=self.port.number, begin=False)
         self.neighbours.begin(self.client.caller.boot, self.client.timeouts)
+        self._vigil = Vigil(identity, [self.doors.look], on_out)
+
+    def joined(self) -> None:
+        """This process is the site, and no other: now it may stand for it at the relay, too."""
+        if self._relay is not None:
+            self._relay.begin()
 
     def close(self) -> None:
         """Closes all connections."""
+        self._vigil.close()
         with suppress(Exception):
             self.client.close()
         self.neighbours.close()

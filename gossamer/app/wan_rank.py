@@ -35,6 +35,7 @@ from gossamer.wan.messages import unpack
 from gossamer.wan.records import Roster, Session
 from gossamer.wan.state_service import StateServer
 from gossamer.wan.trust import Party
+from gossamer.wan.vigil import Vigil
 from gossamer.wan.wire import Links
 from gossamer.worker.state import State
 
@@ -60,6 +61,7 @@ class RankRun:
         self._roster: Roster | None = None
         party = None if secret is None else Party(terms_of(self.spec, secret), RosterOf(lambda: self._roster))
         self.doors = Doors(where.site, party, identity)
+        self._vigil = Vigil(identity, [self.doors.look])  # what becomes of the site decides the first rank
         self.access = self.doors.access(self._site_of)
         self.holding: Holding | None = None
         self.states = StateServer(lambda ask: None if self.holding is None else self.holding.state_for(ask))
@@ -217,6 +219,7 @@ class RankRun:
         """Closes all connections."""
         if self.holding is not None and _there(self.holding):
             self.holding.hooks.close()
+        self._vigil.close()
         self.crew.close()
         in_loop(self.doors.lines.close())
         in_loop(self.port.stop())

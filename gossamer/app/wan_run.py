@@ -16,6 +16,7 @@ from gossamer.app.folder import LOGS, default_path
 from gossamer.app.job import Job, resolve
 from gossamer.app.wan_folder import SiteFolder
 from gossamer.app.wan_logs import Format, LogPlace, set_up_logs
+from gossamer.app.wan_ops import watched
 from gossamer.app.wan_places import ranks_of
 from gossamer.app.wan_presence import Where, check_relay
 from gossamer.app.wan_rank import RankRun
@@ -27,7 +28,7 @@ from gossamer.net.talk import world_of
 from gossamer.real.signals import handling
 from gossamer.wan.dialback import check_handlers
 from gossamer.wan.doors import Anybody
-from gossamer.wan.guard import AioGuard, Guard, caller_of
+from gossamer.wan.guard import AioGuard, Guard, caller_of, ended_of
 from gossamer.wan.metrics import CoordinatorMetrics
 from gossamer.wan.relay import RelayServer
 from gossamer.wan.service import CoordinatorServer
@@ -50,23 +51,28 @@ def coordinator(
     if relay is not None and known is None:
         raise BadInput(f"--relay {relay}: a relay wants the run secret: give --secret FILE, and --identity DIR off this machine")
     over = threading.Event()
+    mine, looks = identity_of(identity), []
     beside: RelayServer | None = None
     state.parent.mkdir(parents=True, exist_ok=True)
     if known is None:
         set_up_logs(log_format, site="coordinator", run="-")
         server = CoordinatorServer(state, bind, services=[check_handlers(lambda context: None, None)])
     else:
-        mine, whole = identity_of(identity), known
+        whole = known
         me = mine.site if mine else "coordinator"
         set_up_logs(log_format, site=me, run="-")
         find = lambda run: Party(Terms(run, whole, None, None), Anybody())  # noqa: E731
         guard = Guard(me, find, mine)
         name = lambda context: caller_of(context).site  # noqa: E731
         services = [check_handlers(name, mine)]
-        server = CoordinatorServer(state, bind, interceptors=[guard], listen=guard.listen, identify=name, services=services)
+        server = CoordinatorServer(state, bind, interceptors=[guard], listen=guard.listen, identify=name, ended=ended_of, services=services)
+        looks.append(guard.look)
         if relay is not None:
-            beside = RelayServer(relay, AioGuard(me, find, mine))
+            aio = AioGuard(me, find, mine)
+            looks.append(aio.look)
+            beside = RelayServer(relay, aio)
     with ExitStack() as stack:
+        stack.enter_context(watched(mine, looks, over))
         stack.enter_context(server)
         if beside is not None:
             stack.callback(beside.close)

@@ -24,6 +24,7 @@ from gossamer.app.wan_hooks import finish
 from gossamer.app.wan_logs import LogPlace
 from gossamer.app.wan_meeting import Meeting, Vain
 from gossamer.app.wan_ops import SiteOps
+from gossamer.app.wan_out import Out
 from gossamer.app.wan_places import address_of, by_site, places_of
 from gossamer.app.wan_presence import Presence, Where
 from gossamer.app.wan_ranks import Ranks
@@ -79,7 +80,8 @@ class SiteRun:
         self.ops = SiteOps(where.site, self.spec.run, where.metrics, place)
         self.holding: Holding | None = None
         self.states = StateServer(lambda ask: None if self.holding is None else self.holding.state_for(ask))
-        self.presence = Presence(self.spec, where, [self.states.handlers()], self.places, self.ranks)
+        self.out = Out(where.site)
+        self.presence = Presence(self.spec, where, [self.states.handlers()], self.places, self.ranks, self.out.say)
         self.client, self.neighbours = self.presence.client, self.presence.neighbours
         self.sessions = Sessions(self.client, alive=self.neighbours.alive, gone=self.neighbours.gone, ask=self.neighbours.ask)
         self.neighbours.on_ask = self.sessions.serve
@@ -100,6 +102,7 @@ class SiteRun:
             self._say(timeouts.table())
         self.client.seat = -1 if folder.seat is None else folder.seat
         self.entrance.join()
+        self.presence.joined()
         me, found = self.client.seat, checkpoint.latest(folder.checkpoints)
         if self.job.fleet.ranks[me] != self.ranks.size:
             raise RunFailed(
@@ -134,6 +137,14 @@ class SiteRun:
                 self.client.leave(2.0 if self.client.there else 0.5)
                 self._say(f"site {self.where.site} has left run {self.spec.run} after round {holding.held.state.round}")
                 raise
+            except RunFailed as error:
+                if self.out.because(error):
+                    if folder.there:
+                        self.ranks.save()
+                        kept = f"site {self.where.site} keeps its state after round {holding.held.state.round}"
+                        self._say(f"{kept}: the same command goes on there")
+                    self.out.check()
+                raise
             finally:
                 if folder.there:
                     hooks.close()
@@ -163,6 +174,7 @@ class SiteRun:
         self.ranks.check()
 
     def _check_signal(self) -> None:
+        self.out.check()
         if self._asked is not None:
             raise Leaving(self._asked)
 
@@ -183,6 +195,7 @@ class SiteRun:
         try:
             meeting = Meeting(session, self.presence, self.sessions, links, self._check, places, ranks)
             group = meeting.group(self.job, self.corpus)
+            self.out.ends(group.board)
             self.sessions.entered(session)
             self._missing.met(session.members)
             self.ops.session(session, self._why, lambda: by_site(links.traffic(), places, names))
@@ -204,6 +217,7 @@ class SiteRun:
             if ended:
                 return made
         except PeerLost as lost:
+            self.out.check()
             ranks.end(lost)
             self._lost(places.workers[lost.worker], lost)
         except NotBrought as error:
@@ -212,8 +226,10 @@ class SiteRun:
                 raise
             self._say(f"session {session.number} ends here for this site: {error}")
         except Vain as vain:
+            self.out.check()
             self._say(f"session {session.number} did not come about: {vain}")
         except RunFailed as error:
+            self.out.check()
             if group is None or error is not group.board.failure or isinstance(error, RankLost):  # this site's own
                 raise
             self._say(f"session {session.number} ends here: {error}")

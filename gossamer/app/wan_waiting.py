@@ -72,7 +72,7 @@ class Entrance:
             Refused: it does not want this site.
             RunFailed: no coordinator answers there, or the run is over.
         """
-        waiting, client = Waiting(self._say), self._client
+        waiting, client, taken = Waiting(self._say), self._client, ""
         timeout_s = min(_FIRST_S, client.timeouts.call)
         while True:
             try:
@@ -83,6 +83,11 @@ class Entrance:
                 if (words := elsewhere(self._where, error)) is not None:
                     raise RunFailed(words) from None
                 waiting.still(f"waiting for the coordinator at {self._where.coordinator}: {error}")
+            except Refused as error:
+                if error.code != "taken" or error.refusal.retry_s is None:
+                    raise
+                taken = taken or f"{error}; this one waits so long, or give --take-over"
+                waiting.still(taken)
             self._check()
         self.check_over()
 

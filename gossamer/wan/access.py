@@ -54,12 +54,14 @@ class Access:
         listen: (server of grpc.aio, host:port) -> the port that was added to it. RuntimeError or BadInput: it cannot be.
         interceptors: of the server.
         admit: (number that a caller says it has, context of the call) -> why it is refused, or None.
+        ended: (context of a call) -> why this side has ended it, for good; None: it has not.
     """
 
     channel: Callable[[int, Peer, Options], Any] = _plain_channel
     listen: Callable[[Any, str], int] = _plain_port
     interceptors: tuple[Any, ...] = ()
     admit: Callable[[int, Any], str | None] = lambda number, context: None
+    ended: Callable[[Any], str | None] = lambda context: None
 
 
 def with_tls(

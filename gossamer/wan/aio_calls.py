@@ -1,9 +1,14 @@
-"""Calls of grpc.aio, in a session (`gossamer.wan.dial`)."""
+"""Calls of grpc.aio, in a session (`gossamer.wan.dial`).
+
+A channel to a peer that is not to be believed any more is closed (`AioChannel.end`), and every call of it, under way or made later, raises
+why.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
@@ -18,6 +23,36 @@ class AioChannel:
 
     def __init__(self, dial: Dial, raw: Any) -> None:
         self._dial, self._raw = dial, raw
+        self.session: Session | None = None
+        """Of the latest call."""
+        self.ended: Distrusted | None = None
+        """Why nothing passes any more."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        dial.under_way(self)
+
+    def end(self, error: Distrusted) -> None:
+        """Closes the connection, for good. From any thread."""
+        if self.ended is None:
+            self.ended = error
+            if self._loop is not None:
+                asyncio.run_coroutine_threadsafe(self._raw.close(), self._loop)
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """Around whatever a call does: raises why the channel has ended, where it has."""
+        self._loop = asyncio.get_running_loop()
+        self._check()
+        try:
+            yield
+        except BaseException:
+            task = asyncio.current_task()
+            if self.ended is None or (task is not None and task.cancelling()):
+                raise
+        self._check()
+
+    def _check(self) -> None:
+        if self.ended is not None:
+            raise Distrusted(self.ended.reason, str(self.ended), own=self.ended.own)
 
     def unary_unary(self, method: str) -> Callable[..., Awaitable[bytes]]:
         """As of grpc.aio.Channel. A call that finds the session over is made again, once, in a new one."""
@@ -40,7 +75,7 @@ class AioChannel:
             def begin(metadata: Any) -> Any:
                 return make(request, metadata=metadata, timeout=timeout, wait_for_ready=wait_for_ready)
 
-            return AioStream(self._dial, self._raw, method, timeout, begin)
+            return AioStream(self._dial, self, method, timeout, begin)
 
         return call
 
@@ -52,7 +87,7 @@ class AioChannel:
             def begin(metadata: Any) -> Any:
                 return make(metadata=metadata, timeout=timeout, wait_for_ready=wait_for_ready)
 
-            return AioStream(self._dial, self._raw, method, timeout, begin)
+            return AioStream(self._dial, self, method, timeout, begin)
 
         return call
 
@@ -65,34 +100,41 @@ class AioChannel:
         """As of grpc.aio.Channel."""
         await self._raw.close(grace)
 
+    async def greeted(self, timeout_s: float | None) -> Session:
+        """The session with the peer."""
+        self.session = await self._dial.aio_greeted(self._raw, timeout_s)
+        return self.session
+
     async def _unary(self, method: str, request: bytes, timeout_s: float | None, wait_for_ready: bool | None) -> bytes:
-        session = await self._dial.aio_greeted(self._raw, timeout_s)
-        made = session.call(method)
-        call = self._raw.unary_unary(method)(request, metadata=(made.metadata,), timeout=timeout_s, wait_for_ready=wait_for_ready)
-        try:
-            answer = await call
-        except grpc.RpcError as error:
-            raise self._dial.refused(error, session) from None
-        self._dial.believe(await call.initial_metadata(), made, session)
+        with self.telling():
+            session = await self.greeted(timeout_s)
+            made = session.call(method)
+            call = self._raw.unary_unary(method)(request, metadata=(made.metadata,), timeout=timeout_s, wait_for_ready=wait_for_ready)
+            try:
+                answer = await call
+            except grpc.RpcError as error:
+                raise self._dial.refused(error, session) from None
+            self._dial.believe(await call.initial_metadata(), made, session)
         return bytes(answer)
 
 
 class AioStream:
     """A stream that greets first, if need be, and is believed from its first message on."""
 
-    def __init__(self, dial: Dial, raw: Any, method: str, timeout_s: float | None, begin: Callable[[Any], Any]) -> None:
-        self._dial, self._raw, self._method, self._timeout_s, self._begin = dial, raw, method, timeout_s, begin
+    def __init__(self, dial: Dial, channel: AioChannel, method: str, timeout_s: float | None, begin: Callable[[Any], Any]) -> None:
+        self._dial, self._channel, self._method, self._timeout_s, self._begin = dial, channel, method, timeout_s, begin
         self._begun: asyncio.Task[tuple[Any, Session, Made]] = asyncio.get_running_loop().create_task(self._made())
         self._begun.add_done_callback(lambda task: task.cancelled() or task.exception())  # whoever reads or writes is told
         self._believed = False
 
     async def read(self) -> Any:
         """The next message, or grpc.aio.EOF."""
-        call, session, made = await asyncio.shield(self._begun)
-        try:
-            found = await call.read()
-        except grpc.RpcError as error:
-            raise self._dial.refused(error, session) from None
+        with self._channel.telling():
+            call, session, made = await asyncio.shield(self._begun)
+            try:
+                found = await call.read()
+            except grpc.RpcError as error:
+                raise self._dial.refused(error, session) from None
         if found is not grpc.aio.EOF and not self._believed:
             try:
                 self._dial.believe(await call.initial_metadata(), made, session)
@@ -104,11 +146,12 @@ class AioStream:
 
     async def write(self, data: bytes) -> None:
         """Sends a message."""
-        call, session, _ = await asyncio.shield(self._begun)
-        try:
-            await call.write(data)
-        except grpc.RpcError as error:
-            raise self._dial.refused(error, session) from None
+        with self._channel.telling():
+            call, session, _ = await asyncio.shield(self._begun)
+            try:
+                await call.write(data)
+            except grpc.RpcError as error:
+                raise self._dial.refused(error, session) from None
 
     async def done_writing(self) -> None:
         """There are no more messages."""
@@ -126,6 +169,6 @@ class AioStream:
             yield found
 
     async def _made(self) -> tuple[Any, Session, Made]:
-        session = await self._dial.aio_greeted(self._raw, self._timeout_s)
+        session = await self._channel.greeted(self._timeout_s)
         made = session.call(self._method)
         return self._begin((made.metadata,)), session, made

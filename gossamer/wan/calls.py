@@ -26,7 +26,7 @@ R = TypeVar("R", bound=Record)
 Channel = Callable[[Sequence[tuple[str, Any]]], Any]
 """Makes a gRPC channel with the options given: a Dial's, or for loopback `plain(address)`."""
 
-_AGAIN = ("disk", "flapping", "quota")
+_AGAIN = ("disk", "flapping", "quota", "taken")
 """Refusals after which the same request is made again, when the coordinator says so."""
 
 
@@ -69,7 +69,7 @@ def _ask(channel: Channel, method: str, request: Record, kind: type[R], timeout_
         try:
             return unpack(kind, one.unary_unary(f"/{SERVICE}/{method}")(pack(request), timeout=timeout_s))
         except grpc.RpcError as error:
-            raise _understood(error) or _away(error) from None
+            raise understood(error) or _away(error) from None
 
 
 class Calls:
@@ -85,6 +85,8 @@ class Calls:
         self.timeouts = t = timeouts
         self.over = threading.Event()
         """Set to end everything that waits here."""
+        self.admitted = False
+        """This site has been let in. From then on a coordinator that cannot be believed, or does not believe, counts as away."""
         self._on_lost, self._on_back = on_lost, on_back
         self._lock = threading.Lock()
         self._lost_s: float | None = None
@@ -141,13 +143,15 @@ class Calls:
         try:
             data = self._channel.unary_unary(f"/{SERVICE}/{method}")(pack(request), timeout=timeout_s)
         except grpc.RpcError as error:
-            understood = _understood(error)
-            if understood is None:
+            found = understood(error)
+            if isinstance(found, Distrusted) and self.admitted and not found.own:
+                found = None  # its certificate, its clock or its secret: whoever looks after it will see to that
+            if found is None:
                 self._lost(_words(error))
                 raise _away(error) from None
-            if isinstance(understood, Refused):
+            if isinstance(found, Refused):
                 self.reached()
-            raise understood from None
+            raise found from None
         except ValueError as error:  # of a channel that is closed
             raise Away(f"the connection to the coordinator is closed ({error})") from None
         self.reached()
@@ -183,7 +187,7 @@ class Calls:
         self._on_lost(why)
 
 
-def _understood(error: Any) -> RunFailed | None:
+def understood(error: Any) -> RunFailed | None:
     """A refusal, by the coordinator or by the guard before it; None: there was no answer."""
     if isinstance(error, Distrusted):
         return None if error.passing else error

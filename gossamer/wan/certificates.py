@@ -169,6 +169,7 @@ class Revocations:
         self.path = path
         self._authority = authority
         self._lock = threading.Lock()
+        self._warned = False
         self._seen = self._stamp()
         try:
             self._list, self._pem = self._parse(self._read())
@@ -208,9 +209,11 @@ class Revocations:
         """Takes a list from elsewhere, if it is newer and truly the CA's, and keeps it in the file. Whether it was taken."""
         with self._lock:
             try:
-                taken = self._take(pem)
+                taken = self._parse(pem)[0][0] > self.number and self._take(pem)
             except ValueError as error:
-                log.error("a list of revoked certificates from a peer is not taken: %s", error)
+                if not self._warned:
+                    log.error("a list of revoked certificates from a peer is not taken: %s", error)
+                self._warned = True
                 return False
             if taken:
                 try:

@@ -27,6 +27,7 @@ from gossamer.wan.frames import (
     pack_control,
     unpack_control,
 )
+from gossamer.wan.loop import spawn
 from gossamer.wan.pacing import CHANNEL_GAIN, PAIR_GAIN, Flight, Pace
 
 SERVICE = "gossamer.Link"
@@ -198,7 +199,7 @@ class Session:
             except Exception as error:  # of gRPC, which has several for a stream that has ended
                 self.end(f"the connection broke ({type(error).__name__})")
 
-        task = asyncio.get_running_loop().create_task(guarded())
+        task = spawn(guarded(), "a stream")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         task.add_done_callback(lambda _: job.close())  # of one that was cancelled before it had begun

@@ -68,6 +68,7 @@ class CoordinatorClient:
     Args:
         channel: makes the connection.
         bootstrap: begin from this site's state, whoever else is missing.
+        take_over: come in place of another process of this site, though that one is there.
         on_event: told what happens.
 
     Raises:
@@ -82,6 +83,7 @@ class CoordinatorClient:
         card: Card,
         *,
         bootstrap: bool = False,
+        take_over: bool = False,
         on_event: Callable[[Event], None] = lambda event: None,
     ) -> None:
         check_spec(spec)
@@ -92,13 +94,15 @@ class CoordinatorClient:
         """Known once joined."""
         self.failure: RunFailed | None = None
         """Why this client has given up: another process of its site has joined, or the run is another one now."""
+        self.on_failure: Callable[[RunFailed], None] = lambda error: None
+        """Told of it, in a thread of this client."""
         self.stands = False
         """Whether the standing stream brings news."""
         self.session: Session | None = None
         """The one that this site has entered."""
         self.astray: Refused | None = None
         """Why that one does not count: the run has gone another way, and this site needs the state of a donor."""
-        self._card, self._bootstrap, self._on_event = card, bootstrap, on_event
+        self._card, self._bootstrap, self._take_over, self._on_event = card, bootstrap, take_over, on_event
         self._changed = threading.Condition()
         self._news: News | None = None
         self._report, self._reported_s = Report(), time.monotonic()
@@ -330,13 +334,22 @@ class CoordinatorClient:
 
     def _join_request(self) -> Join:
         seat = self.seat if self.seat >= 0 else None
-        return Join(protocol=PROTOCOL, spec=self.spec, caller=self.caller, card=self._card, seat=seat, bootstrap=self._bootstrap)
+        return Join(
+            protocol=PROTOCOL,
+            spec=self.spec,
+            caller=self.caller,
+            card=self._card,
+            seat=seat,
+            bootstrap=self._bootstrap,
+            take_over=self._take_over,
+        )
 
     def _admitted(self, admission: Admission) -> None:
         with self._changed:
             if self._admissions and admission.seat != self.seat:
                 raise RunFailed(f"seat {self.seat} of site {self.caller.site} belongs to another site now: start it again")
             self._admissions += 1
+            self._take_over, self._calls.admitted = False, True
             self.seat, self.seed = admission.seat, admission.seed
             self._news = News(roster=admission.roster, plan=self._news.plan if self._news else 0, waiting=(), why="")
             self._changed.notify_all()
@@ -369,6 +382,7 @@ class CoordinatorClient:
         with self._changed:
             self.failure = error
             self._changed.notify_all()
+        self.on_failure(error)
         self._tell("refused", str(error))
 
     def _check(self) -> None:

@@ -118,6 +118,8 @@ class Coordinator:
         run = run or self._open(request, now_s)
         old = run.state.find(site)
         new = membership.join(run.state, request)
+        if old is not None and old.there and old.boot != (boot := request.caller.boot) and not request.take_over:
+            membership.check_place(old, request.caller, run.leases.holder(site, old.boot, boot, now_s), run.timeouts.beat)
         if new is not run.state:
             if (wait_s := run.leases.retry_s(site, now_s)) > 0:
                 raise Refused("flapping", f"site {site} has joined too often of late: it may again in {wait_s:.1f} s", wait_s)
@@ -157,6 +159,15 @@ class Coordinator:
         member = run.state.find(who.site) if run is not None else None
         if run is not None and member is not None and member.boot == who.boot:
             run.leases.doubt(who.site, self._clock())
+
+    def expel(self, who: Caller, why: str) -> None:
+        """The certificate with which a site has called is not good any more: it is out."""
+        run = self.runs.get(who.run)
+        member = run.state.find(who.site) if run is not None else None
+        if run is not None and member is not None and member.boot == who.boot and member.there:
+            self._put(run, membership.expire(run.state, [who.site]))
+            run.leases.drop(who.site)
+            log.warning("run=%s site=%s is out epoch=%d: %s", who.run, who.site, run.state.epoch, why)
 
     def news(self, who: Caller) -> tuple[int, News]:
         """For the standing stream: the version, and what a site is told."""

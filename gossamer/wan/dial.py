@@ -11,15 +11,20 @@
 
 TLS checks that the peer is the site that was meant, whatever its address. What is refused raises Distrusted, which is a grpc.RpcError. A
 stream is believed from its first message on.
+
+`look` ends what is under way to a peer whose certificate was revoked, or has come to its end: to be called now and then. A greeting brings
+the newer of the two lists of revoked certificates to the other side, and there is a new greeting whenever this side's has changed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
+import time
+import weakref
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, get_args
 
 import grpc
 import grpc.aio
@@ -38,6 +43,7 @@ if TYPE_CHECKING:
 
 HELLO_TIMEOUT_S = 10.0
 """Of a greeting that comes of a call without a time-out."""
+_LEARN_S, _LEARN_AGAIN_S = 2.0, 5.0
 _SUSPICIOUS = ("andshake", "Socket closed", "Verification", "ertificate", "reset by peer")
 """What gRPC says when TLS did not come about, among other cases."""
 
@@ -53,8 +59,12 @@ class Made(NamedTuple):
 class Session:
     """What a greeting has agreed."""
 
-    def __init__(self, name: str, key: bytes, site: str, certificate: Certificate | None) -> None:
+    def __init__(self, name: str, key: bytes, site: str, certificate: Certificate | None, listed: int = 0) -> None:
         self.site, self.certificate = site, certificate
+        self.listed = listed
+        """Number of the list of revoked certificates that this side had then."""
+        self.lacking: bytes | None = None
+        """That list, where the peer had an older one."""
         self._name, self._key = bytes.fromhex(name), key
         self._counter = 0
         self._lock = threading.Lock()
@@ -66,6 +76,17 @@ class Session:
             counter = self._counter
         shown = self._name + counter.to_bytes(G.COUNTER_BYTES, "big") + G.call_mac(self._key, method, counter)
         return Made((G.CALL_KEY, shown), G.answer_mac(self._key, method, counter))
+
+
+class Calling(Protocol):
+    """Calls that are under way."""
+
+    @property
+    def session(self) -> Session | None:
+        """In which they were made."""
+
+    def end(self, error: Distrusted) -> None:
+        """Ends them. From any thread."""
 
 
 class Dial:
@@ -90,6 +111,10 @@ class Dial:
         self.address = address
         self._party, self._me, self._site, self._identity = party, me, site, identity
         self._session: Session | None = None
+        self._under_way: weakref.WeakSet[Any] = weakref.WeakSet()  # of Calling
+        self._accused = False
+        self._learned_s = -_LEARN_AGAIN_S
+        self._lock = threading.Lock()
         self._greets = threading.Lock()
         self._aio_greets = asyncio.Lock()
 
@@ -131,31 +156,71 @@ class Dial:
         async with self._raw(grpc.aio, ()) as raw:
             return (await self.aio_greeted(raw, timeout_s)).site
 
+    # ---- to be called now and then
+
+    def look(self) -> None:
+        """Ends calls to a peer that is not to be believed any more. Where a peer says that this site's own certificate was revoked, it
+        gets the list of which that is said, so as to see for itself: nobody is stopped by the word of another."""
+        if (mine := self._identity) is None:
+            return
+        if self._accused and time.monotonic() - self._learned_s > _LEARN_AGAIN_S:
+            self._learn(mine)
+        with self._lock:
+            under_way: list[Calling] = list(self._under_way)
+        for one in under_way:
+            try:
+                self._check_self()
+                if (session := one.session) is not None:
+                    self._check_certificate(session)
+            except Distrusted as error:
+                one.end(error)
+
+    def _learn(self, mine: Identity) -> None:
+        self._accused, self._learned_s = False, time.monotonic()
+        with suppress(grpc.RpcError), self._raw(grpc, ()) as raw:
+            if pem := raw.unary_unary(G.LIST)(mine.revocations.number.to_bytes(8, "big"), timeout=_LEARN_S):
+                mine.revocations.offer(pem)
+
     # ---- for calls
+
+    def under_way(self, calls: Calling) -> None:
+        """These are, from now on, for as long as somebody holds them."""
+        with self._lock:
+            self._under_way.add(calls)
 
     def greeted(self, raw: Any, timeout_s: float | None) -> Session:
         """The session, checked for this moment; a new one, over a channel, where there is none."""
         with self._greets:
-            if (session := self._session) is None:
+            if (session := self._session) is None or session.listed != self._listed():
                 hello, key = self._hello()
+                timeout_s = HELLO_TIMEOUT_S if timeout_s is None else timeout_s
                 try:
-                    answer = raw.unary_unary(G.HELLO)(hello, timeout=HELLO_TIMEOUT_S if timeout_s is None else timeout_s)
+                    answer = raw.unary_unary(G.HELLO)(hello, timeout=timeout_s)
                 except grpc.RpcError as error:
                     raise self._in_words(error) from None
-                session = self._session = self._welcomed(answer, hello, key)
+                session = self._welcomed(answer, hello, key)
+                if (bring := session.lacking) is not None:
+                    with suppress(grpc.RpcError):
+                        raw.unary_unary(G.TAKE)(bring, metadata=(session.call(G.TAKE).metadata,), timeout=timeout_s)
+                self._session = session
         self._check(session)
         return session
 
     async def aio_greeted(self, raw: Any, timeout_s: float | None) -> Session:
         """As `greeted`."""
         async with self._aio_greets:
-            if (session := self._session) is None:
+            if (session := self._session) is None or session.listed != self._listed():
                 hello, key = self._hello()
+                timeout_s = HELLO_TIMEOUT_S if timeout_s is None else timeout_s
                 try:
-                    answer = await raw.unary_unary(G.HELLO)(hello, timeout=HELLO_TIMEOUT_S if timeout_s is None else timeout_s)
+                    answer = await raw.unary_unary(G.HELLO)(hello, timeout=timeout_s)
                 except grpc.RpcError as error:
                     raise await asyncio.to_thread(self._in_words, error) from None
-                session = self._session = self._welcomed(answer, hello, key)
+                session = self._welcomed(answer, hello, key)
+                if (bring := session.lacking) is not None:
+                    with suppress(grpc.RpcError):
+                        await raw.unary_unary(G.TAKE)(bring, metadata=(session.call(G.TAKE).metadata,), timeout=timeout_s)
+                self._session = session
         self._check(session)
         return session
 
@@ -164,6 +229,7 @@ class Dial:
         found = refusal(error)
         if found and found.reason == "session" and self._session is session:
             self._session = None
+        self._accused = self._accused or (found is not None and found.reason == "revoked" and found.said)
         return found or error
 
     def believe(self, metadata: Any, made: Made, session: Session) -> None:
@@ -181,17 +247,30 @@ class Dial:
     def _check(self, session: Session) -> None:
         """That this site and the peer are to be believed now."""
         self._check_self()
-        if session.certificate is not None and self._identity and (fault := session.certificate.fault(self._identity.revocations)):
+        try:
+            self._check_certificate(session)
+        except Distrusted:
             self._session = None  # it may have another certificate by now
-            raise Distrusted(*fault)
+            raise
         roster = self._party.roster
         if not roster.allows(session.site):
             run = self._party.terms.run
             raise Distrusted("site", f"site {session.site} at {self.address} is not in the roster of run {run} (epoch {roster.epoch})")
 
+    def _check_certificate(self, session: Session) -> None:
+        if session.certificate is not None and self._identity and (fault := session.certificate.fault(self._identity.revocations)):
+            raise Distrusted(*fault)
+
     def _check_self(self) -> None:
         if self._identity and (fault := self._identity.certificate.fault(self._identity.revocations)):
-            raise Distrusted(fault[0], f"this site's own: {fault[1]}")
+            raise Distrusted(fault[0], f"this site's own: {fault[1]}", own=True)
+
+    def _listed(self) -> int:
+        """Number of the list of revoked certificates, as of now."""
+        if self._identity is None:
+            return 0
+        self._identity.revocations.refresh()
+        return self._identity.revocations.number
 
     def _raw(self, side: Any, options: Sequence[tuple[str, Any]]) -> Any:
         if (mine := self._identity) is None:
@@ -227,7 +306,10 @@ class Dial:
         if mine and welcome.revocations is not None:
             mine.revocations.offer(welcome.revocations.encode())
         agreed = G.session_key(key, welcome.key, terms.secret, hello, welcome.session)
-        return Session(welcome.session, agreed, welcome.site, certificate)
+        number, pem = (mine.revocations.number, mine.revocations.pem) if mine else (0, b"")
+        session = Session(welcome.session, agreed, welcome.site, certificate, number)
+        session.lacking = pem if welcome.listed < number and len(pem) <= G.MAX_LIST_BYTES else None
+        return session
 
     def _shown(self, welcome: G.Welcome, hello: bytes) -> Certificate:
         """The certificate of which the peer has shown that it holds the key."""
@@ -245,6 +327,7 @@ class Dial:
     def _in_words(self, error: Any) -> Any:
         """The error of a greeting, with the reason where one can be found."""
         if found := refusal(error):
+            self._accused = self._accused or found.reason == "revoked"
             return found
         details = str(error.details() or "")
         if self._identity and error.code() == grpc.StatusCode.UNAVAILABLE and any(word in details for word in _SUSPICIOUS):
@@ -260,5 +343,5 @@ def refusal(error: Any) -> Distrusted | None:
         return error
     for key, value in error.trailing_metadata() or ():
         if key == REFUSED_KEY and value in get_args(Reason):
-            return Distrusted(value, printable(str(error.details() or "")))
+            return Distrusted(value, printable(str(error.details() or "")), said=True)
     return None

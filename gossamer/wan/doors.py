@@ -12,7 +12,7 @@ from gossamer.wan.access import Access, Options, Peer
 from gossamer.wan.calls import Channel, plain
 from gossamer.wan.certificates import Identity
 from gossamer.wan.dial import Dial
-from gossamer.wan.guard import AioGuard, caller_of
+from gossamer.wan.guard import AioGuard, caller_of, ended_of
 from gossamer.wan.lines import Lines
 from gossamer.wan.trust import Party, check_plain
 
@@ -40,7 +40,7 @@ class Doors:
     def __init__(self, me: str, party: Party | None, identity: Identity | None) -> None:
         self.me, self._party, self._identity = me, party, identity
         self._guard = None if party is None else AioGuard(me, lambda run: party if run == party.terms.run else None, identity)
-        self._dials: dict[tuple[str, str], Dial] = {}
+        self._dials: dict[tuple[str | None, str], Dial] = {}
         self.lines = Lines()
         """Connections between sessions."""
 
@@ -53,7 +53,17 @@ class Doors:
         if self._party is None:
             check_plain(address)
             return plain(address)
-        return Dial(Party(self._party.terms, Anybody()), self.me, address, None, self._identity).channel
+        return self.service(address).channel
+
+    def service(self, address: str) -> Dial:
+        """The coordinator, or a relay: whoever has a certificate for the address.
+
+        Raises:
+            BadInput: no certificate, and not an address of this machine.
+        """
+        assert self._party is not None
+        found = self._dials[None, address] = Dial(Party(self._party.terms, Anybody()), self.me, address, None, self._identity)
+        return found
 
     def channel(self, site: str, address: str, options: Options = ()) -> Any:
         """A channel of grpc.aio, or what behaves like one, to another site."""
@@ -80,11 +90,22 @@ class Doors:
             site, meant = caller_of(context).site, name_of(seat)
             return None if site == meant else f"site {site} says that it has seat {seat}, which is {meant or 'nobody'}'s"
 
-        return Access(channel, guard.listen, (guard,), admit)
+        def ended(context: Any) -> str | None:
+            fault = ended_of(context)
+            return str(fault) if fault is not None and fault.of_certificate else None
+
+        return Access(channel, guard.listen, (guard,), admit, ended)
 
     def caller(self, context: Any) -> str | None:
         """Who makes a call, where that is known for certain; None: plainly."""
         return None if self._guard is None else caller_of(context).site
+
+    def look(self) -> None:
+        """Ends calls of and to those whose certificates are not good any more. To be called now and then."""
+        if self._guard is not None:
+            self._guard.look()
+        for dial in list(self._dials.values()):
+            dial.look()
 
     def sweep(self) -> None:
         """The roster has changed."""

@@ -147,6 +147,47 @@ class Gate:
                 self._say(error, caller.site)
                 end(error)
 
+    def look(self) -> None:
+        """Looks whether the list of revoked certificates is another, and whether a certificate has come to its end, and ends the calls of
+        those who may not call any more. To be called now and then: it costs little."""
+        if self._identity is None:
+            return
+        self._look_at_list()
+        with self._lock:
+            shown = {caller.certificate for caller, _ in self._open.values() if caller.certificate is not None}
+        if any(one.fault(self._identity.revocations) for one in shown):
+            self.sweep()
+
+    # ---- the list of revoked certificates
+
+    def listed(self, raw: bytes, seen: Seen) -> bytes:
+        """The list, for whoever has an older one; nothing for others.
+
+        Raises:
+            Distrusted: that is no question; logged.
+        """
+        try:
+            number = G.number_of(raw)
+        except Distrusted as error:
+            self._say(error, seen.host)
+            raise
+        found = self._newer_than(number)
+        return b"" if found is None else found
+
+    def take(self, pem: bytes) -> bytes:
+        """A newer list, from a caller that was let in. It is looked at in any case: the CA has signed it, or it is not taken."""
+        if self._identity is not None and len(pem) <= G.MAX_LIST_BYTES:
+            self._identity.revocations.offer(pem)
+            self._look_at_list()
+        return b""
+
+    def _newer_than(self, number: int) -> bytes | None:
+        if self._identity is None:
+            return None
+        revocations = self._identity.revocations
+        pem = revocations.pem
+        return pem if revocations.number > number and len(pem) <= G.MAX_LIST_BYTES else None
+
     # ---- a call
 
     def admit(self, method: str, metadata: Any, seen: Seen, end: Callable[[Distrusted], None]) -> Admitted:
@@ -279,14 +320,14 @@ class Gate:
         listed = signature = None
         if (identity := self._identity) is not None:
             signature = identity.sign(G.said(raw, name, public, self.site)).hex()
-            pem = identity.revocations.pem
-            if identity.revocations.number > hello.revocations and len(pem) <= G.MAX_LIST_BYTES:
+            if (pem := self._newer_than(hello.revocations)) is not None:
                 listed = pem.decode()
         welcome = G.Welcome(
             site=self.site,
             epoch=party.roster.epoch,
             session=name,
             key=public,
+            listed=identity.revocations.number if identity else 0,
             revocations=listed,
             certificate=identity.certificate.pem.decode() if identity else None,
             signature=signature,

@@ -15,6 +15,11 @@ from gossamer.wan.records import Hash, Name
 from gossamer.wan.trust import Distrusted, mac
 
 HELLO = "/gossamer.Trust/Hello"
+LIST = "/gossamer.Trust/List"
+"""Asks for the list of revoked certificates, if it has a higher number than that in the question (8 bytes). Anybody with a certificate of
+the CA may, revoked or not: the CA has signed the list, and a site that is refused can see for itself why."""
+TAKE = "/gossamer.Trust/Take"
+"""Brings a newer list, in a session."""
 CALL_KEY = "gossamer-call-bin"
 """Metadata of every call but the greeting: session, counter, MAC."""
 ANSWER_KEY = "gossamer-answer-bin"
@@ -56,6 +61,8 @@ class Welcome(Record):
     epoch: Annotated[int, Field(ge=0, lt=2**63)]
     session: Hex16
     key: Hex32
+    listed: Annotated[int, Field(ge=0, lt=2**63)]
+    """Number of the list of revoked certificates in use; 0: none. A caller with a newer one brings it."""
     revocations: Annotated[str, StringConstraints(max_length=MAX_LIST_BYTES)] | None
     """A newer list than the caller's, PEM."""
     certificate: Annotated[str, StringConstraints(max_length=8192)] | None
@@ -130,6 +137,17 @@ def call_mac(key: bytes, method: str, counter: int) -> bytes:
 def answer_mac(key: bytes, method: str, counter: int) -> bytes:
     """Of the answer to it."""
     return mac(key, "answer", method.encode(), counter.to_bytes(COUNTER_BYTES, "big"))
+
+
+def number_of(raw: bytes) -> int:
+    """Of the list that somebody has who asks for a newer one.
+
+    Raises:
+        Distrusted: it is no number.
+    """
+    if len(raw) != 8:
+        raise Distrusted("malformed", f"a question for the list of revoked certificates of {len(raw)} bytes: expected a number of 8")
+    return int.from_bytes(raw, "big")
 
 
 class Window:

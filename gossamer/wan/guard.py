@@ -23,16 +23,25 @@ import grpc
 import grpc.aio
 
 from gossamer.wan.gate import Admitted, Caller, Gate, Seen
-from gossamer.wan.greeting import HELLO
+from gossamer.wan.greeting import HELLO, LIST, TAKE
 from gossamer.wan.trust import REFUSED_KEY, Distrusted, code_of
 
 _callers: weakref.WeakKeyDictionary[Any, Caller] = weakref.WeakKeyDictionary()
 _caller: ContextVar[Caller] = ContextVar("caller")
+_faults: weakref.WeakKeyDictionary[Any, Distrusted] = weakref.WeakKeyDictionary()
+_ended: ContextVar[list[Distrusted]] = ContextVar("ended")
 
 
 def caller_of(context: Any) -> Caller:
     """Who makes this call, in a handler behind a guard."""
     return _callers[context] if isinstance(context, grpc.ServicerContext) else _caller.get()
+
+
+def ended_of(context: Any) -> Distrusted | None:
+    """Why the guard has ended this call, in its handler or when it is over; None: it has not."""
+    if isinstance(context, grpc.ServicerContext):
+        return _faults.get(context)
+    return next(iter(_ended.get([])), None)
 
 
 class Guard(Gate, grpc.ServerInterceptor):
@@ -41,15 +50,21 @@ class Guard(Gate, grpc.ServerInterceptor):
     def intercept_service(self, continuation: Callable[[Any], Any], handler_call_details: Any) -> Any:
         """Of gRPC: wraps the handler of a call."""
         method, metadata = handler_call_details.method, handler_call_details.invocation_metadata
-        if method == HELLO:
-            return grpc.unary_unary_rpc_method_handler(self._greeted)
-        if (handler := continuation(handler_call_details)) is None:
+        if method in (HELLO, LIST):
+            return grpc.unary_unary_rpc_method_handler(self._without_session(self.hello if method == HELLO else self.listed))
+        if method == TAKE:
+            handler = grpc.unary_unary_rpc_method_handler(lambda pem, context: self.take(pem))
+        elif (handler := continuation(handler_call_details)) is None:
             return None
         inner = getattr(handler, _kind(handler))
 
         def checked(request: Any, context: Any) -> Any:
+            def end(error: Distrusted) -> None:
+                _faults[context] = error
+                context.cancel()
+
             try:
-                admitted = self.admit(method, metadata, Seen.of(context), lambda error: context.cancel())
+                admitted = self.admit(method, metadata, Seen.of(context), end)
             except Distrusted as error:
                 self._refuse(error, context)
                 raise
@@ -61,12 +76,15 @@ class Guard(Gate, grpc.ServerInterceptor):
 
         return _wrapped(handler, checked)
 
-    def _greeted(self, raw: bytes, context: Any) -> bytes:
-        try:
-            return self.hello(raw, Seen.of(context))
-        except Distrusted as error:
-            self._refuse(error, context)
-            raise
+    def _without_session(self, answer: Callable[[bytes, Seen], bytes]) -> Callable[[bytes, Any], bytes]:
+        def handle(raw: bytes, context: Any) -> bytes:
+            try:
+                return answer(raw, Seen.of(context))
+            except Distrusted as error:
+                self._refuse(error, context)
+                raise
+
+        return handle
 
     def _refuse(self, error: Distrusted, context: Any) -> None:
         """Ends the call: raises what gRPC wants."""
@@ -80,9 +98,11 @@ class AioGuard(Gate, grpc.aio.ServerInterceptor):
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:
         """Of gRPC: wraps the handler of a call."""
         method, metadata = handler_call_details.method, handler_call_details.invocation_metadata
-        if method == HELLO:
-            return grpc.unary_unary_rpc_method_handler(self._greeted)
-        if (handler := await continuation(handler_call_details)) is None:
+        if method in (HELLO, LIST):
+            return grpc.unary_unary_rpc_method_handler(self._without_session(self.hello if method == HELLO else self.listed))
+        if method == TAKE:
+            handler = grpc.unary_unary_rpc_method_handler(self._taken)
+        elif (handler := await continuation(handler_call_details)) is None:
             return None
         inner = getattr(handler, _kind(handler))
 
@@ -113,6 +133,7 @@ class AioGuard(Gate, grpc.aio.ServerInterceptor):
             await self._refuse(error, context)
             raise
         _caller.set(admitted.caller)
+        _ended.set(ended)
         try:
             await context.send_initial_metadata(admitted.answer)
             yield
@@ -125,12 +146,18 @@ class AioGuard(Gate, grpc.aio.ServerInterceptor):
         finally:
             self.closed(admitted)
 
-    async def _greeted(self, raw: bytes, context: Any) -> bytes:
-        try:
-            return self.hello(raw, Seen.of(context))
-        except Distrusted as error:
-            await self._refuse(error, context)
-            raise
+    def _without_session(self, answer: Callable[[bytes, Seen], bytes]) -> Callable[[bytes, Any], Awaitable[bytes]]:
+        async def handle(raw: bytes, context: Any) -> bytes:
+            try:
+                return answer(raw, Seen.of(context))
+            except Distrusted as error:
+                await self._refuse(error, context)
+                raise
+
+        return handle
+
+    async def _taken(self, pem: bytes, _: Any) -> bytes:
+        return self.take(pem)
 
     async def _refuse(self, error: Distrusted, context: Any) -> None:
         """Ends the call: raises what gRPC wants."""

@@ -74,6 +74,10 @@ class Listener:
                 await stream.write(pack_control([Welcome(incarnation=self._incarnation, session=session.mark)]))
                 link.begin(session)
                 await asyncio.shield(session.over)
+            except asyncio.CancelledError:
+                if (why := self._access.ended(context)) is not None:
+                    link.die(why)
+                raise
             finally:
                 del self._sessions[session.mark]
 

@@ -12,6 +12,7 @@ share a member at most one was entered.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from pydantic import Field
@@ -20,6 +21,7 @@ from gossamer.core.errors import BadInput
 from gossamer.wan.deadlines import Timeouts
 from gossamer.wan.differing import differences
 from gossamer.wan.ended import Ended
+from gossamer.wan.leases import Holder
 from gossamer.wan.messages import Record, Refused
 from gossamer.wan.records import Caller, Card, Count, Have, Join, Member, Number, Roster, Seats, Seed, Session, Spec
 
@@ -149,6 +151,28 @@ def join(state: Membership, request: Join) -> Membership:
         new = _as(Member(site=who.site, seat=seat, boot=who.boot, card=request.card, bootstrap=request.bootstrap), **before)
     state = _with(state, left=tuple(s for s in state.left if s != seat))
     return _changed(_put(state, new)).counting("joins")
+
+
+def check_place(old: Member, who: Caller, holder: Holder, beat_s: float) -> None:
+    """Another process of a site that is there asks to be let in.
+
+    Raises:
+        Refused: (taken) the first one answers; or, to be asked again, that is not known yet.
+    """
+    if holder.state == "gone":
+        return
+    at = f" at {old.card.address}" if old.card.address is not None else ""
+    since = f", there for {holder.since_s:.0f} s" if holder.since_s is not None else ""
+    one = f"another process of site {who.site}{at} is in run {who.run}{since}"
+    left_s = math.ceil(holder.left_s)
+    if holder.state == "silent":
+        heard = f"not heard of for {holder.heard_s:.1f} s" if holder.heard_s is not None else "not heard of yet"
+        raise Refused("taken", f"{one}, {heard}: its lease is over in {left_s} s", min(beat_s / 2, holder.left_s))
+    raise Refused(
+        "taken",
+        f"{one}, and answers: two processes cannot be one site. Stop the other one and start this again; if it is cut off by then, wait "
+        f"{left_s} s, until its lease is over; or give --take-over: it stops with its state saved, and this one takes its place",
+    )
 
 
 def caller(state: Membership, who: Caller) -> Member:

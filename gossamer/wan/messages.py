@@ -27,6 +27,7 @@ Code: TypeAlias = Literal[
     "unknown",
     "expired",
     "superseded",
+    "taken",
     "flapping",
     "full",
     "not_in_sync",

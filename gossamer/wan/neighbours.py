@@ -23,9 +23,10 @@ import grpc
 from gossamer.core.errors import RunFailed
 from gossamer.wan.deadlines import Timeouts
 from gossamer.wan.doors import QUIET, Doors
-from gossamer.wan.loop import in_loop, io_loop
+from gossamer.wan.loop import in_loop, io_loop, spawn
 from gossamer.wan.messages import Record, Refused, unpack
 from gossamer.wan.records import Boot, Member, Name, Roster
+from gossamer.wan.trust import Distrusted
 from gossamer.wan.watch import knock
 
 log = logging.getLogger(__name__)
@@ -72,12 +73,17 @@ class Neighbours:
         self._known: dict[int, _Known] = {}
         self._late: set[int] = set()
         self._channels: dict[tuple[str, str], Any] = {}
-        self._keeper: Any = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._over = False
 
     def begin(self, boot: str, timeouts: Timeouts) -> None:
         """Begins to look after the others, as this process of its site."""
         self._boot, self._timeouts = boot, timeouts
-        self._keeper = asyncio.run_coroutine_threadsafe(self._keep(), io_loop())
+
+        def keep() -> None:
+            self._keeper = spawn(self._keep(), f"site {self.me}, looking after the others")
+
+        io_loop().call_soon_threadsafe(keep)
 
     def handlers(self) -> Any:
         """For this site's Port."""
@@ -127,15 +133,20 @@ class Neighbours:
         """A channel to another site, kept (in the event loop)."""
         assert member.card.address is not None
         key = (member.site, member.card.address)
-        if key not in self._channels:
-            self._channels[key] = self._doors.channel(*key, tuple(QUIET))
-        return self._channels[key]
+        found = self._channels.get(key)
+        if found is None or getattr(found, "ended", None) is not None:  # its certificate was not good any more; it may have another
+            found = self._channels[key] = self._doors.channel(*key, tuple(QUIET))
+        return found
 
     async def _ask(self, member: Member, data: bytes) -> bytes:
         try:
             return bytes(await self.channel(member).unary_unary(f"/{SERVICE}/Ask")(data, timeout=self._timeouts.call))
         except grpc.RpcError as error:
             raise RunFailed(f"site {member.site}: {error.details() or error.code()}") from None
+        except (grpc.aio.UsageError, asyncio.CancelledError) as error:  # of a channel that is closed; and one that is being closed
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise
+            raise RunFailed(f"site {member.site}: the connection was closed") from error
 
     async def _asked(self, data: bytes, context: Any) -> bytes:
         answer = self.on_ask
@@ -170,7 +181,7 @@ class Neighbours:
 
     async def _keep(self) -> None:
         seen = -1
-        while True:
+        while not self._over:
             if (roster := self._roster()) is not None and roster.revision != seen:
                 seen = roster.revision
                 self._doors.sweep()
@@ -182,13 +193,13 @@ class Neighbours:
                     if seat not in self._known:
                         known = self._known[seat] = _Known(member, time.monotonic())
                         if member.card.address is not None:
-                            known.task = asyncio.ensure_future(self._watch(known))
+                            known.task = spawn(self._watch(known), f"looking after site {member.site}")
             await asyncio.sleep(_LOOK_S)
 
     async def _watch(self, known: _Known) -> None:
         address = known.member.card.address
         assert address is not None
-        while True:
+        while not self._over:
             sent_s = time.monotonic()
             try:
                 data = await self.channel(known.member).unary_unary(f"/{SERVICE}/Ping")(self._mine(), timeout=self._timeouts.call)
@@ -198,13 +209,20 @@ class Neighbours:
                         self._heard(known)
                 else:
                     known.refused = True  # another process answers in its place
-            except (grpc.RpcError, RunFailed) as error:
-                log.debug("site %s: %s", known.member.site, error)
+            except Exception as error:  # of gRPC, which has several for a connection that was closed
+                log.debug("site %s: %s: %s", known.member.site, type(error).__name__, error)
                 known.lost = known.doubted
-                if await knock(address, self._timeouts.call) == "refused":
+                if isinstance(error, Distrusted) and error.of_peer:
+                    if not known.refused:
+                        log.warning("site %s counts as gone: %s", known.member.site, error)
+                    known.refused = True
+                    if error.reason == "revoked":
+                        return  # for good: another certificate comes with another process
+                elif not self._over and await knock(address, self._timeouts.call) == "refused":
                     known.refused = True
             with suppress(TimeoutError):
-                await asyncio.wait_for(known.hurry.wait(), self._timeouts.beat / 2 if known.heard_s else _LOOK_S)
+                async with asyncio.timeout(self._timeouts.beat / 2 if known.heard_s else _LOOK_S):
+                    await known.hurry.wait()
             known.hurry.clear()
 
     @staticmethod
@@ -220,12 +238,15 @@ class Neighbours:
         """Ends it."""
 
         async def end() -> None:
-            for known in self._known.values():
-                self._drop(known)
+            self._over = True
+            tasks = [known.task for known in self._known.values() if known.task is not None]
+            tasks += [self._keeper] if self._keeper is not None else []
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                await asyncio.wait(tasks, timeout=1.0)
             for channel in self._channels.values():
                 with suppress(Exception):
                     await channel.close()
 
-        if self._keeper is not None:
-            self._keeper.cancel()
         in_loop(end())

@@ -194,6 +194,8 @@ class Join(Record):
     """The one that it had, should the coordinator have lost its file."""
     bootstrap: bool = False
     """Begin from this site's state, whoever else is missing."""
+    take_over: bool = False
+    """In place of another process of this site, though that one is there."""
 
 
 class Admission(Record):

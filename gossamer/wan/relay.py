@@ -31,7 +31,7 @@ import grpc.aio
 
 from gossamer.core.errors import BadInput
 from gossamer.wan.guard import AioGuard, caller_of
-from gossamer.wan.loop import in_loop
+from gossamer.wan.loop import in_loop, spawn
 from gossamer.wan.messages import Refused, pack, unpack
 from gossamer.wan.pacing import Bucket
 from gossamer.wan.relay_messages import (
@@ -168,7 +168,7 @@ class RelayServer:
         except (OSError, ValueError, OverflowError) as error:
             await self._calls.stop(None)
             raise BadInput(f"{bind}: cannot be bound ({error}): give an address of this machine, and a port that is free") from None
-        self._ticker = asyncio.get_running_loop().create_task(self._tick())
+        self._ticker = spawn(self._tick(), "the tick of the relay")
         found = int(self._server.sockets[0].getsockname()[1])
         log.info("relay listening=%s port=%d", bind, found)
         return found
@@ -201,7 +201,7 @@ class RelayServer:
             with contextlib.suppress(OSError, EOFError, TimeoutError, asyncio.CancelledError):
                 await job
 
-        task = asyncio.get_running_loop().create_task(guarded())
+        task = spawn(guarded(), "a connection of the relay")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         task.add_done_callback(lambda _: job.close())
@@ -250,8 +250,7 @@ class RelayServer:
         except TimeoutError:
             await self._refuse(context, key, grpc.StatusCode.DEADLINE_EXCEEDED, "a call that says nothing")
         site = await self._take_in(key, await self._understood(Stand, first, key, context), context)
-        loop = asyncio.get_running_loop()
-        tasks = [loop.create_task(self._say(site, context)), loop.create_task(self._hear(site, context))]
+        tasks = [spawn(self._say(site, context), f"what site {site.key[1]} is told"), spawn(self._hear(site, context), "its signs of life")]
         try:
             code, why = await asyncio.shield(site.over)
             await context.abort(code, why)

@@ -34,7 +34,7 @@ from gossamer.core.errors import BadInput, RunFailed
 from gossamer.wan.access import Peer
 from gossamer.wan.channel import words
 from gossamer.wan.dial import Dial
-from gossamer.wan.loop import in_loop, io_loop
+from gossamer.wan.loop import in_loop, io_loop, spawn
 from gossamer.wan.messages import pack, unpack
 from gossamer.wan.records import Card, Roster
 from gossamer.wan.relay_messages import GREET_S, MAGIC, PIECE_BYTES, SERVICE, Announced, Open, Opened, Stand, Stands, keep_alive, splice
@@ -61,9 +61,10 @@ class RelayClient:
     Args:
         dial: to the relay.
         local: port of loopback where pipes to this site end; None: it opens pipes, and takes none.
+        begin: stand there at once; else when `begin` is called.
     """
 
-    def __init__(self, dial: Dial, *, local: int | None) -> None:
+    def __init__(self, dial: Dial, *, local: int | None, begin: bool = True) -> None:
         self.failure: RunFailed | None = None
         """Why this client has given up: it is refused, or another process of its site stands at the relay."""
         self.trouble: str | None = "the relay has not answered yet"
@@ -79,6 +80,13 @@ class RelayClient:
         self._away_s: float | None = None
         """Since when it is away, after it had been there."""
         self._lock = threading.Lock()
+        self._settled = asyncio.Event()
+        self._standing: asyncio.Task[None] | None = None
+        if begin:
+            self.begin()
+
+    def begin(self) -> None:
+        """Stands at the relay from now on, and takes the place of another process of this site that does."""
         in_loop(self._start())
 
     @property
@@ -121,16 +129,16 @@ class RelayClient:
     # ---- standing
 
     async def _start(self) -> None:
-        self._settled = asyncio.Event()
-        self._standing = asyncio.get_running_loop().create_task(self._stand())
+        self._standing = spawn(self._stand(), "standing at the relay")
 
     async def _close(self) -> None:
-        self._standing.cancel()
+        if self._standing is not None:
+            self._standing.cancel()
         for server in self._servers:
             server.close()
         await self._end_pipes()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._standing
+        if self._standing is not None:
+            await asyncio.wait([self._standing])
 
     async def _stand(self) -> None:
         backoff_s = _BACKOFF_S
@@ -182,7 +190,7 @@ class RelayClient:
             self._channel = channel
             self._settled.set()
             heard = asyncio.Event()
-            beats = asyncio.get_running_loop().create_task(_beat(stream, stands, heard))
+            beats = spawn(_beat(stream, stands, heard), "signs of life for the relay")
             while (data := await stream.read()) is not grpc.aio.EOF:
                 heard.set()
                 if data:
@@ -265,7 +273,7 @@ class RelayClient:
             except Exception as error:  # of gRPC and of sockets: this pipe ends, and nothing else
                 log.debug("a pipe has ended: %s: %s", type(error).__name__, error)
 
-        task = asyncio.get_running_loop().create_task(guarded())
+        task = spawn(guarded(), "a pipe")
         self._pipes.add(task)
         task.add_done_callback(self._pipes.discard)
         return task

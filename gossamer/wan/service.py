@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -28,6 +29,7 @@ from gossamer.wan.ledgerdb import LedgerDB
 from gossamer.wan.membership import is_loopback
 from gossamer.wan.messages import MAX_MESSAGE_BYTES, Code, Record, Refused, pack, unpack
 from gossamer.wan.records import Ask, Beat, Caller, Forget, HandIn, Join, News, Propose, Publish, Status, Verdict
+from gossamer.wan.trust import Distrusted
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +62,7 @@ OPTIONS: tuple[tuple[str, Any], ...] = (
 
 Identify = Callable[[Any], str | None]
 Listen = Callable[[Any, str], int]
+Ended = Callable[[Any], Distrusted | None]
 
 
 def listen_plain(server: Any, address: str) -> int:
@@ -89,6 +92,7 @@ class CoordinatorServer:
         services: what else is served on the port.
         listen: binds the server to the address, with whatever credentials it has.
         identify: the site that makes a call, as its certificate says; None where it says nothing (loopback).
+        ended: why a call was ended by an interceptor; None: it was not.
 
     Raises:
         BadInput: the file or the address cannot be used.
@@ -103,12 +107,13 @@ class CoordinatorServer:
         services: Sequence[grpc.GenericRpcHandler] = (),
         listen: Listen = listen_plain,
         identify: Identify = lambda context: None,
+        ended: Ended = lambda context: None,
         threads: int = THREADS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._changed = threading.Condition()
         self._db = LedgerDB(state)
-        self._identify = identify
+        self._identify, self._ended = identify, ended
         self._over = False
         self._logged: set[tuple[str, str]] = set()
         self._standing: dict[Caller, int] = {}
@@ -200,7 +205,7 @@ class CoordinatorServer:
         """Ends a call by raising; it returns nothing."""
         who = request if isinstance(request, Caller) else getattr(request, "caller", None)
         name = who.site if who is not None else context.peer().rpartition(":")[0]
-        key = (name, error.code)
+        key = (name, f"{error.code} {error.refusal.retry_s is None}")
         with self._changed:
             new = say and key not in self._logged and len(self._logged) < MAX_LOGGED
             self._logged |= {key} if new else set()
@@ -235,8 +240,8 @@ class CoordinatorServer:
                 self.coordinator.news(who)
                 self._standing[who] = self._standing.get(who, 0) + 1
                 every_s = self.coordinator.runs[who.run].timeouts.beat
-            if not context.add_callback(lambda: self._fell(who)):
-                self._fell(who)
+            if not context.add_callback(lambda: self._fell(who, context)):
+                self._fell(who, context)
                 return
             seen = -1
             while (news := self._next_news(who, seen, every_s, context)) is not None:
@@ -258,13 +263,17 @@ class CoordinatorServer:
                     self._changed.wait(left_s)
             return None
 
-    def _fell(self, who: Caller) -> None:
-        """The stream has ended. Unless it stands anew already, the site may be gone."""
+    def _fell(self, who: Caller, context: Any) -> None:
+        """The stream has ended. Unless it stands anew already, the site may be gone; and it is, if its certificate is not good any more."""
+        fault = self._ended(context)
         with self._changed:
             left = self._standing.pop(who, 1) - 1
             if left > 0:
                 self._standing[who] = left
-            elif not self._over:
+            if fault is not None and fault.of_certificate and not self._over:
+                with suppress(Refused):  # the disk; its lease will be over soon
+                    self.coordinator.expel(who, str(fault))
+            elif left <= 0 and not self._over:
                 self.coordinator.doubt(who)
             self._changed.notify_all()
 

@@ -29,6 +29,12 @@ _AHEAD = 8
 """Pieces asked for at a time."""
 _PAUSE_S, _CALL_S = 0.2, 30.0
 SERVICE = "gossamer.State"
+_FOR_GOOD = (
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.UNAUTHENTICATED,
+)
 
 
 class StateAsk(Record):
@@ -133,7 +139,7 @@ async def fetch(channel: Any, ask: StateAsk, path: Path, timeout_s: float) -> St
                 return bytes(await call(request.model_dump_json().encode(), timeout=min(left_s, _CALL_S)))
             except grpc.RpcError as error:
                 why = str(error.details() or error.code())
-                if error.code() in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.PERMISSION_DENIED):
+                if error.code() in _FOR_GOOD and not getattr(error, "passing", False):
                     break
             await asyncio.sleep(_PAUSE_S)
         raise NotBrought(f"the state of session {ask.session} did not come from its donor: {why}")
@@ -177,6 +183,7 @@ async def _fill(part: Path, offer: StateOffer, get: Callable[[int], Awaitable[by
         finally:
             for task in tasks.values():
                 task.cancel()
+            await asyncio.gather(*tasks.values(), return_exceptions=True)  # several may have failed: one is told of
 
 
 def _read(path: Path, offset: int) -> bytes:

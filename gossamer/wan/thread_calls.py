@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import grpc
 
 from gossamer.wan.dial import Dial, Made, Session, refusal
+from gossamer.wan.trust import Distrusted
 
 
 class _Details(NamedTuple):
@@ -58,24 +59,33 @@ class Interceptor(
         made = session.call(details.method)
         metadata = (*(details.metadata or ()), made.metadata)
         changed = _Details(details.method, details.timeout, metadata, details.credentials, details.wait_for_ready, details.compression)
-        return _Answer(continuation(changed, request), self._dial, session, made)
+        answer = _Answer(continuation(changed, request), self._dial, session, made)
+        self._dial.under_way(answer)
+        return answer
 
 
 class _Answer:
     """A call (and future, and stream) of gRPC whose answer is handed out only when it is believed. Everything else is the call's."""
 
     def __init__(self, call: Any, dial: Dial, session: Session, made: Made) -> None:
-        self._call, self._dial, self._session, self._made = call, dial, session, made
+        self._call, self._dial, self.session, self._made = call, dial, session, made
         self._believed = False
+        self._fault: Distrusted | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._call, name)
+
+    def end(self, error: Distrusted) -> None:
+        """Ends the call, for a reason that whoever waits is told."""
+        if self._fault is None:
+            self._fault = error
+            self._call.cancel()
 
     def session_over(self) -> bool:
         """Whether the call has ended for want of a session."""
         if not self._call.done() or self._call.code() == grpc.StatusCode.OK:
             return False
-        self._dial.refused(self._call, self._session)
+        self._dial.refused(self._call, self.session)
         found = refusal(self._call)
         return found is not None and found.reason == "session"
 
@@ -84,7 +94,7 @@ class _Answer:
         try:
             found = self._call.result(timeout)
         except grpc.RpcError as error:
-            raise self._dial.refused(error, self._session) from None
+            raise self._fault or self._dial.refused(error, self.session) from None
         self._believe()
         return found
 
@@ -103,14 +113,14 @@ class _Answer:
         try:
             found = next(self._call)
         except grpc.RpcError as error:
-            raise self._dial.refused(error, self._session) from None
+            raise self._fault or self._dial.refused(error, self.session) from None
         self._believe()
         return found
 
     def _believe(self) -> None:
         if not self._believed:
             try:
-                self._dial.believe(self._call.initial_metadata(), self._made, self._session)
+                self._dial.believe(self._call.initial_metadata(), self._made, self.session)
             except grpc.RpcError:
                 self._call.cancel()
                 raise

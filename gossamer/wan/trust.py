@@ -92,14 +92,28 @@ class Party:
 class Distrusted(RunFailed, grpc.RpcError):
     """A call that was refused, by the peer or by this side, or an answer that is not believed. The message says why, and what to do."""
 
-    def __init__(self, reason: Reason, text: str) -> None:
+    def __init__(self, reason: Reason, text: str, *, own: bool = False, said: bool = False) -> None:
         super().__init__(text)
         self.reason = reason
+        self.own = own
+        """It is this process's own certificate that is not good now, as it has seen for itself."""
+        self.said = said
+        """The peer says so, and nobody else."""
 
     @property
     def passing(self) -> bool:
         """Whether the same call may be accepted a little later: sessions end with their server, and rosters arrive."""
         return self.reason in ("session", "site")
+
+    @property
+    def of_certificate(self) -> bool:
+        """Whether a certificate is not good now: it was revoked, or by the clock."""
+        return self.reason in ("revoked", "expired", "early")
+
+    @property
+    def of_peer(self) -> bool:
+        """Whether the peer's certificate is not good now, as this process has seen for itself."""
+        return self.of_certificate and not self.own and not self.said
 
     def code(self) -> grpc.StatusCode:
         """As of other errors of gRPC."""

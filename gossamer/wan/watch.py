@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from contextlib import suppress
 from typing import Literal
 
 _KEPT_RTTS = 10
@@ -69,13 +68,20 @@ class Watch:
 async def knock(address: str, timeout_s: float) -> Literal["open", "refused", "unreachable"]:
     """What a new connection to `address` (host:port) meets. `refused`: the host is there, and no process listens."""
     host, _, port = address.rpartition(":")
+    opening = asyncio.ensure_future(asyncio.open_connection(host.strip("[]"), int(port)))
     try:
-        _, writer = await asyncio.wait_for(asyncio.open_connection(host.strip("[]"), int(port)), timeout_s)
+        async with asyncio.timeout(timeout_s):
+            await asyncio.shield(opening)
     except ConnectionRefusedError:
         return "refused"
     except (OSError, TimeoutError):
         return "unreachable"
-    writer.close()
-    with suppress(OSError):
-        await writer.wait_closed()
+    finally:  # also where this is cancelled just as the connection comes about
+        opening.cancel()
+        opening.add_done_callback(_closed)
     return "open"
+
+
+def _closed(opening: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result()[1].close()

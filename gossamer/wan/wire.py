@@ -30,7 +30,7 @@ from gossamer.wan.frames import Attach, Bye, Control, FrameError, Hello, Welcome
 from gossamer.wan.lines import Line
 from gossamer.wan.link import Link, LinkSettings, Traffic, WireName
 from gossamer.wan.listening import GREET_S, Listener, Port, only
-from gossamer.wan.loop import in_loop, io_loop
+from gossamer.wan.loop import in_loop, io_loop, spawn
 from gossamer.wan.peerstore import PeerStore
 from gossamer.wan.transfer import Op
 from gossamer.wan.watch import knock
@@ -306,7 +306,7 @@ class Links:
                 link.tick()
 
     def _do(self, job: Any) -> None:
-        task = asyncio.get_running_loop().create_task(job)
+        task = spawn(job, f"site {self.me}, {job.__name__.strip('_')}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
