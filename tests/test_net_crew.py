@@ -150,3 +150,13 @@ def test_who_starts_the_ranks(env: dict[str, str], found: Any, monkeypatch: pyte
             world_of(2, "oslo")
     else:
         assert world_of(2, "oslo") == found
+
+
+def test_a_rank_that_does_not_answer_is_taken_for_gone() -> None:
+    with crew() as sides:
+        lead, other, _ = sides
+        threading.Thread(target=lambda: other.answer(other.next_order(), {}), daemon=True).start()
+        with pytest.raises(RankLost, match="rank 2 of this site has not answered for 1 s"):
+            lead.ask({"do": "held"}).wait(limit_s=1.0)
+        with pytest.raises(RankLost):
+            lead.check_ranks()

@@ -135,8 +135,11 @@ class Ranks:
 
     # ---- between sessions
 
-    def settle(self, check: Callable[[], None]) -> Have | None:
+    def settle(self, check: Callable[[], None], limit_s: float) -> Have | None:
         """All ranks go back to the last boundary that all of them hold. What this site holds there; None: they have none in common.
+
+        Args:
+            limit_s: a rank that does not answer for so long ends the site: the other sites wait for it as long as it is there.
 
         Raises:
             RankLost: one is gone.
@@ -144,7 +147,7 @@ class Ranks:
         mine = self._holding.marks()
         if self._lead is None:
             return have_of(self._holding.held, [int(mine[0]["mark"])])
-        theirs = [answer["held"] for answer in self._lead.ask({"do": "held"}).wait(check).values()]
+        theirs = [answer["held"] for answer in self._lead.ask({"do": "held"}).wait(check, limit_s).values()]
         with self._saves:
             self._saved.clear()
         for one in mine:
@@ -158,20 +161,14 @@ class Ranks:
 
     def save(self) -> None:
         """All write a checkpoint of the last boundary that all of them hold, unless one is out of touch."""
-        until_s = time.monotonic() + _SAVE_S
-
-        def check() -> None:
-            if time.monotonic() > until_s:
-                raise RunFailed("a rank of this site is out of touch")
-
         if self._lead is None:
             self._holding.hooks.save()
             return
         with suppress(RunFailed):
-            if self.settle(check) is not None:
+            if self.settle(lambda: None, _SAVE_S) is not None:
                 asked = self._lead.ask({"do": "save"})
                 self._holding.hooks.save()
-                asked.wait(check)
+                asked.wait(limit_s=_SAVE_S)
 
     # ---- a session
 

@@ -125,7 +125,7 @@ class SiteRun:
                     folder.begin(me)
                     holding.go_on()
                 while True:
-                    session = self.entrance.open(self.ranks.settle(self._check_signal))
+                    session = self.entrance.open(self.ranks.settle(self._check_signal, timeouts.deadline))
                     folder.begin(me)
                     if (made := self._train(session, holding)) is not None:
                         self.client.leave()

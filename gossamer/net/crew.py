@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import math
 import os
 import secrets
 import socket
@@ -115,18 +116,28 @@ class Asked:
     def __init__(self, lead: Lead, number: int) -> None:
         self._lead, self._number = lead, number
 
-    def wait(self, check: Callable[[], None] = lambda: None) -> dict[int, Message]:
+    def wait(self, check: Callable[[], None] = lambda: None, limit_s: float = math.inf) -> dict[int, Message]:
         """The answers, by rank.
+
+        Args:
+            limit_s: a rank that has not answered by then is taken for gone.
 
         Raises:
             RankLost: a rank is gone.
             RunFailed: of `check`.
         """
         lead, answers = self._lead, self._lead._answers[self._number]
+        begun_s = time.monotonic()
         with lead.changed:
             while len(answers) < lead.size - 1:
                 lead.check_ranks()
                 check()
+                if time.monotonic() - begun_s > limit_s:
+                    silent = min(set(range(1, lead.size)) - answers.keys())
+                    lead.gone.setdefault(silent, time.monotonic())
+                    raise RankLost(
+                        f"rank {silent} of this site has not answered for {limit_s:.0f} s, and the site ends with it: start it again"
+                    )
                 lead.changed.wait(_LOOK_S)
         del lead._answers[self._number]
         return dict(sorted(answers.items()))
