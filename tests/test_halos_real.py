@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import threading
 import time
 from collections import deque
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 from net_toys import Hooks, in_threads
+from nursery import nursery
 from sim_toys import Hooks as SimHooks
 from sim_toys import Links, Times
 from small_runs import corpus, flags, settings
@@ -31,6 +33,7 @@ from gossamer.real import Group, run
 from gossamer.recipes import Setting
 from gossamer.recipes.tiers import halos
 from gossamer.sim.driver import Simulation
+from gossamer.train import checkpoint
 from gossamer.worker.account import Account
 from gossamer.worker.effects import Compute, Done, Gather, Program, RecvAny, Send, Stop, Work
 from gossamer.worker.seat import Seat
@@ -312,6 +315,33 @@ def test_processes_of_one_region_with_one_worker_end_with_the_bits_of_the_simula
     assert [r["loss"] for r in rounds] == [r["loss"] for r in others]
     assert {json.loads(line)["worker"] for line in (tmp_path / "real/trace.jsonl").read_text().splitlines()} == {0}
     assert main(["report", str(tmp_path / "real")]) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["stopped", "killed"])
+def test_a_run_is_resumed_with_the_bits_of_one_that_was_not_interrupted(number: int, text: Path, tmp_path: Path) -> None:
+    """One worker, so that there is one order of arrivals. Stopped, or all killed after a checkpoint: then what was on its way is not."""
+    sets = settings(text, method__name='"halos"', fleet__name='"uniform-1"', method__report_every=1, method__local_delay=3, run__rounds=14)
+    sets += ["method.block=2", "method.local_lr=1.4", "clock.pace_s=0.25"]
+    out = tmp_path / "real"
+    process = nursery().start(
+        tmp_path / "log", ["train", "--workers", "1", "--out", str(out), *flags([*sets, "checkpoint.every=2"])], tmp_path
+    )
+    until_s = time.monotonic() + 90
+    while checkpoint.newest(out / "checkpoints") is None:
+        assert time.monotonic() < until_s and process.poll() is None, (tmp_path / "log").read_text()
+        time.sleep(0.02)
+    process.send_signal(number)
+    assert process.wait(60) == (130 if number == signal.SIGTERM else -number)
+    found = checkpoint.latest(out / "checkpoints")
+    assert found is not None and sorted(checkpoint.read_manifest(out / "checkpoints", found).parts) == [0, 1, 2], "a worker and two servers"
+    assert not (out / "summary.json").exists()
+    assert main(["train", "--workers", "1", "--resume", str(out)]) == 0
+    assert main(["simulate", "--out", str(tmp_path / "sim"), *flags(sets)]) == 0
+    (sim, _), (real, records) = told(tmp_path / "sim"), told(out)
+    for key in ("tokens", "rounds", "dead", *(("params_sha256", "final_loss") if number == signal.SIGTERM else ())):
+        assert real[key] == sim[key], key
+    assert real["final_loss"] == pytest.approx(sim["final_loss"], abs=0.1)
+    assert [r["round"] for r in records if r["kind"] == "round"] == list(range(1, 15))
 
 
 def test_a_killed_worker_is_named_and_the_run_goes_on_to_its_end(text: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -25,7 +25,7 @@ from gossamer.sim.models import SimResult
 from gossamer.worker.effects import Done, RecvAny, Send, Work
 from gossamer.worker.packet import HEADER_BYTES
 from gossamer.worker.seat import Seat
-from gossamer.worker.server import local_server, programs
+from gossamer.worker.server import first_of, programs, server
 from gossamer.worker.state import State
 
 PLAIN = {f"{tier}_{key}": value for tier in ("local", "global") for key, value in (("lr", 1.0), ("momentum", 0.0), ("delay", 1))}
@@ -175,17 +175,17 @@ def test_a_merge_is_the_weighted_mean_and_the_next_report_starts_from_it() -> No
     zeros = {k: torch.zeros_like(v) for k, v in toy_start().items()}
     seat = Seat(1, m, toy_layout(), run_id=7)
     worker, top = Seat(0, m, toy_layout(), run_id=7), Seat(2, m, toy_layout(), run_id=7)
-    server = local_server(seat, {k: v.clone() for k, v in zeros.items()})
+    program = server(seat, first_of(seat, {k: v.clone() for k, v in zeros.items()}))
     sent: list[tuple[int, float]] = []
 
     def until_it_waits(reply: Any = None) -> None:
-        effect = server.send(reply)
+        effect = program.send(reply)
         while not isinstance(effect, RecvAny):
             if isinstance(effect, Send):
                 tree = {k: torch.zeros_like(v) for k, v in zeros.items()}
                 m.codec.accumulate(effect.packet.payload, toy_layout(), tree, 1.0)
                 sent.append((effect.to[0], float(tree["bias"][0])))
-            effect = server.send(None)
+            effect = program.send(None)
 
     def says(who: Seat, value: float, round: int) -> Any:
         from gossamer.core.tree import digest

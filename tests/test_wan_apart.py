@@ -65,6 +65,20 @@ def test_sites_of_several_ranks_are_lost_and_back_as_one() -> None:
     assert "1 of the sites of this session are left" in apart.why() and others.doubted == [0, 1]
 
 
+def test_servers_are_no_sites() -> None:
+    """They have higher numbers, and are in the processes of sites."""
+    said: list[str] = []
+    board = Board(survives=True, me=3)
+    others, group = Others(), SimpleNamespace(members=(0, 1, 2, 3, 4, 5), living=(3, 4), board=board)
+    spec: Any = SimpleNamespace(synchronous=False, min_sites=2)
+    apart = Apart(spec, others, group, NAMES.get, Missing(said.append, NAMES.get), Ranges((1,) * 4, {}))  # type: ignore[arg-type]
+    assert "1 of the sites" in apart.why() and sorted(others.doubted) == [0, 1, 2]
+    board.gone(5, "it failed")
+    assert not said
+    board.gone(1, "it failed")
+    assert said == ["site oslo is gone (it failed): the others go on without it"]
+
+
 def test_nobody_trains_below_the_least_number_of_sites() -> None:
     apart, _, group = made()
     group.living = (3,)

@@ -314,11 +314,6 @@ def _assemble(config: Config, fleet: Fleet, layout: Layout, charged: Charged) ->
         method = replace(method, deadline_s=config.run.deadline_s)
     check_fates(config, method)
     fragments(layout, method.cadence.fragments)  # refuses more of them than tensors
-    if method.tiers and config.checkpoint.every:
-        raise BadInput(
-            f"checkpoint.every = {config.checkpoint.every}, but {method.name} keeps no checkpoints (what its servers hold is no cut "
-            "between rounds): set checkpoint.every = 0; an interrupted run begins again"
-        )
     if method.replan and not method.replan.unhidden_s:
         unhidden = unhidden_of(config, Net(fleet), method, layout, fleet, charged)
         method = replace(method, replan=replace(method.replan, unhidden_s=tuple(unhidden)))

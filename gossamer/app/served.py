@@ -5,8 +5,9 @@ The global server is not held up by an evaluation: a thread beside it has a mode
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
@@ -22,11 +23,13 @@ from gossamer.core.tree import Tree, master
 from gossamer.real.driver import run
 from gossamer.real.group import Group
 from gossamer.real.seats import Seats
+from gossamer.train import checkpoint
 from gossamer.train.data import Corpus
 from gossamer.train.model import parameters_of
 from gossamer.worker.account import TraceKind
-from gossamer.worker.effects import Addr, Body, Done, Go, Work
-from gossamer.worker.server import program_of
+from gossamer.worker.effects import Addr, Body, Done, Go, Program, RecvAny, Reply, Work
+from gossamer.worker.server import first_of, server
+from gossamer.worker.server_state import ServerState
 from gossamer.worker.state import State
 
 
@@ -61,24 +64,109 @@ def servers_of(job: Job) -> range:
     return range(job.n, job.n + job.servers)
 
 
-def serve(job: Job, group: Group, mine: Records, corpus: Corpus) -> tuple[State, ServerHooks]:
+def serve(job: Job, group: Group, mine: Records, corpus: Corpus, folder: RunFolder, round0: int) -> tuple[State, ServerHooks]:
     """The program of one server, to its end.
+
+    Args:
+        round0: of the checkpoint that it goes on from; 0: from the start.
 
     Raises:
         RunFailed: the run could not go on.
     """
-    hooks = ServerHooks(job, group, mine, corpus)
-    seat = job.seat(group.me)
-    state = State(x=master(_first(job)))
+    seat, keeps = job.seat(group.me), Keeping(job, group, folder, round0)
+    held = keeps.held if round0 else first_of(seat, master(first_tree(job)))
+    keeps.held = held
+    start_s = keeps.time_s
+    for name in ("metrics.jsonl", "trace.jsonl") if round0 else ():
+        mine.folder.cut(name, round0)
+    hooks = ServerHooks(job, group, mine, corpus, since=round0)
+    program = keeps.watched(server(seat, held, since=round0))
     try:
-        state, _ = run(program_of(seat, state), NoBody(), hooks, group, ahead=job.config.run.ahead, servers=servers_of(job))
+        state, _ = run(
+            program, NoBody(), hooks, group, start_s=start_s, rounds0=round0, ahead=job.config.run.ahead, servers=servers_of(job)
+        )
+        group.board.wait(lambda: group.notes.members.settled)
+        keeps.ended()
         hooks.ended()
     finally:
         hooks.close()
     return state, hooks
 
 
-def _first(job: Job) -> Mapping[str, Any]:
+class Keeping:
+    """A server's part in the checkpoints of a run over torch.distributed.
+
+    It writes what it has when it first waits for messages after all workers have written their parts of a round (the global one: and all
+    local servers). By then some workers are ahead: these do some blocks again when the run is resumed, and what their servers have taken in
+    they do not take in twice. At a stop all is at rest, and nothing is done again.
+    """
+
+    def __init__(self, job: Job, group: Group, folder: RunFolder, round0: int) -> None:
+        self._job, self._group, self._folder = job, group, folder.checkpoints
+        self.held: ServerState
+        self.time_s = 0.0
+        if round0:
+            self._take_up(round0)
+        self._begun_s = time.monotonic() - self.time_s
+        every, rounds = job.config.checkpoint.every, job.method.rounds
+        self._due = iter(range(round0 - round0 % every + every, rounds, every) if every else ())
+        self._next = next(self._due, None)
+
+    def _take_up(self, round: int) -> None:
+        """What the checkpoint has; of a server that had died, a beginning from the parameters of its first worker that is there."""
+        tiers, me = self._job.method.tiers, self._group.me
+        assert tiers is not None
+        there = checkpoint.read_manifest(self._folder, round).parts
+
+        def part_of(seat: Addr) -> checkpoint.Part:
+            return checkpoint.read_part(self._folder, round, seat, self._job.device)
+
+        if me in there:
+            part = part_of(me)
+            self.held = ServerState.unpack(part.state, part.extra)
+        else:
+            part = part_of(min({*tiers.clients(me)} & there.keys() or there))
+            self.held = first_of(self._job.seat(me), master(part.state.x), fresh=False)
+            if tiers.top in there:
+                self.held.reports = ServerState.unpack(*part_of(tiers.top)[::2]).taken.get(me, 0)
+        self.time_s = float(part.extra["time_s"])
+
+    def watched(self, program: Program) -> Program:
+        """The program, which is looked at whenever it waits for messages."""
+        reply: Reply = None
+        while True:
+            try:
+                effect = program.send(reply)
+            except StopIteration as end:
+                final: State = end.value
+                return final
+            if isinstance(effect, RecvAny):
+                self._look()
+            reply = yield effect
+
+    def _look(self) -> None:
+        before = range(self._job.n if self._group.me < self._job.n + self._job.servers - 1 else self._group.me)
+        while self._next is not None and self._group.posted_by({i: f"checkpoint/{self._next}/{i}" for i in before}):
+            self._write(self._next)
+            self._next = next(self._due, None)
+
+    def _write(self, round: int) -> None:
+        state, extra = self.held.pack()
+        extra["time_s"] = time.monotonic() - self._begun_s
+        sha = checkpoint.write_part(self._folder, round, self._group.me, state, {}, extra)
+        self._group.post(f"checkpoint/{round}/{self._group.me}", sha)
+
+    def ended(self) -> None:
+        """The program has, at the end of the run or at the boundary where all stop."""
+        last = self._group.last_round
+        end = self._job.method.rounds if last is None else min(last, self._job.method.rounds)
+        while self._next is not None and self._next < end:  # as late as this, but whole
+            self._write(self._next)
+            self._next = next(self._due, None)
+        self._write(end)
+
+
+def first_tree(job: Job) -> Mapping[str, Any]:
     """The first parameters as a worker's model has them."""
     network = job.model().to(job.device)
     if job.config.model.dtype == "bf16":
@@ -92,20 +180,24 @@ def due(job: Job, block: int) -> bool:
     return tiers is not None and (block == job.method.rounds or tiers.evaluates(job.config.eval.every, block))
 
 
-def _due_of(job: Job) -> Iterator[int]:
-    for block in count(1):
+def _due_of(job: Job, since: int = 0) -> Iterator[int]:
+    for block in count(since + 1):
         if due(job, block):
             yield block
-        if block == job.method.rounds:
+        if block >= job.method.rounds:
             return
 
 
 class Passing:
-    """A worker's part in evaluations: it says that it has completed a block, and hears what the global server's parameters were worth."""
+    """A worker's part in evaluations: it says that it has completed a block, and hears what the global server's parameters were worth.
 
-    def __init__(self, job: Job, group: Group) -> None:
+    Args:
+        since: blocks that were completed before.
+    """
+
+    def __init__(self, job: Job, group: Group, since: int = 0) -> None:
         self._job, self._group = job, group
-        self._unheard = _due_of(job)
+        self._unheard = _due_of(job, since)
         self._next: int | None = next(self._unheard, None)
         self.loss: float | None = None
         """The last that was heard, in nats."""
@@ -139,15 +231,24 @@ class NoBody(Body):
 
 class ServerHooks:
     """Of a server nothing is noted. The global one's parameters are evaluated as in a simulation: those of the time at which the last
-    worker completed the block, and those that it ends with."""
+    worker completed the block, and those that it ends with.
 
-    def __init__(self, job: Job, group: Group, mine: Records, corpus: Corpus) -> None:
+    Args:
+        workers: who takes part.
+        since: blocks that each has completed before.
+    """
+
+    def __init__(
+        self, job: Job, group: Group, mine: Records, corpus: Corpus, workers: Collection[Addr] | None = None, since: int = 0
+    ) -> None:
         self._job, self._group, self._mine, self._corpus = job, group, mine, corpus
-        self._cuts = _due_of(job)
+        self._workers = range(job.n) if workers is None else workers
+        self._first: int | None = None
+        self._cuts = _due_of(job, since)
         self._cut: int | None = next(self._cuts, None)
         self._judge: Callable[[Tree], float] | None = None
         self._x: Tree = {}
-        self._x_s = 0.0
+        self._x_s = self._last_s = 0.0
         self._judged = True  # as it is now
         self._thread = ThreadPoolExecutor(1)
         self._waiting: deque[tuple[int, float, Future[float]]] = deque()
@@ -165,7 +266,8 @@ class ServerHooks:
 
     def boundary(self, worker: Addr, round: int, time_s: float, state: State, body: Body | None) -> Go:
         self._look()  # whatever all have completed by now, they did under the parameters from before
-        self._x, self._x_s, self._judged = master(state.x), time_s, round == 0
+        self._first = round if self._first is None else self._first
+        self._x, self._x_s, self._judged = master(state.x), time_s, round == self._first
         return Go()
 
     def note(self, record: dict[str, Any]) -> None:
@@ -176,7 +278,7 @@ class ServerHooks:
 
     def _look(self) -> None:
         while self._x and self._cut is not None:
-            passed = self._group.posted_by({i: f"block/{self._cut}/{i}" for i in range(self._job.n)})
+            passed = self._group.posted_by({i: f"block/{self._cut}/{i}" for i in self._workers})
             if not passed:
                 break
             self._evaluate(self._cut, max(map(float, passed.values())))
@@ -185,7 +287,7 @@ class ServerHooks:
             self._write()
 
     def _evaluate(self, block: int, time_s: float) -> None:
-        self._judged = True
+        self._judged, self._last_s = True, time_s
         self._waiting.append((block, time_s, self._thread.submit(self.judge, self._x)))
 
     def _write(self) -> None:
@@ -200,7 +302,7 @@ class ServerHooks:
         self._look()
         rounds, last = self._job.method.rounds, self._group.last_round
         if not self._judged and (last is None or last >= rounds):
-            self._evaluate(rounds, self._x_s)
+            self._evaluate(rounds, max(self._x_s, self._last_s))  # no clock is another's
         while self._waiting:
             self._write()
 

@@ -50,6 +50,11 @@ def simulate(job: Job, out: Path | None = None, resume: RunFolder | None = None,
         raise BadInput(
             f"clock.kill in a simulation is for workers that are each other's peers, and {job.method.name} has servers: leave it out"
         )
+    if job.servers and job.config.checkpoint.every:
+        raise BadInput(
+            f"checkpoint.every = {job.config.checkpoint.every}, but a simulation of {job.method.name} keeps no checkpoints: leave it out; "
+            "an interrupted one begins again (real runs have checkpoints)"
+        )
     torch.set_num_threads(job.config.run.threads_per_worker)
     corpus = job.corpus()
     network = job.network()

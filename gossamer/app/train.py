@@ -31,7 +31,7 @@ from gossamer.worker.account import TraceKind
 from gossamer.worker.effects import Body, Go, Stop
 from gossamer.worker.peer import peer
 from gossamer.worker.ranks import among_ranks, check_ranks
-from gossamer.worker.server import program_of
+from gossamer.worker.server import client
 from gossamer.worker.state import State
 
 
@@ -179,7 +179,7 @@ def _first_round(group: Group, folder: RunFolder) -> int:
 
 def _run(job: Job, group: Group, folder: RunFolder, corpus: Corpus, round0: int) -> tuple[State, NetHooks | ServerHooks]:
     if job.servers and group.me >= job.n:
-        return serve(job, group, Mine(folder, group.me), corpus)
+        return serve(job, group, Mine(folder, group.me), corpus, folder, round0)
     site, seat = group.site, job.rank_seat(group.me)
     me = seat.me
     body = job.body(me, corpus, job.pace_s(me), site if site.size > 1 else None)
@@ -195,8 +195,8 @@ def _run(job: Job, group: Group, folder: RunFolder, corpus: Corpus, round0: int)
         state = job.first_state(me, master(body.tree), seat)
     title = f"{job.title} on {job.fleet.name}"
     with Progress(job.method.rounds, title, quiet=group.me != 0, first_round=round0, first_tokens=state.tokens) as progress:
-        hooks = NetHooks(job, group, folder, mine, corpus, progress, me)
-        program = program_of(seat, state) if job.servers else among_ranks(seat, peer(seat, state))
+        hooks = NetHooks(job, group, folder, mine, corpus, progress, me, round0)
+        program = client(seat, state) if job.servers else among_ranks(seat, peer(seat, state))
         ahead = job.config.run.ahead
         try:
             state, _ = run(program, body, hooks, group, start_s=start_s, rounds0=round0, ahead=ahead, servers=servers_of(job))
@@ -248,14 +248,16 @@ class NetHooks:
     left closes the round when the parts of all that are left are there, without making anybody wait.
     """
 
-    def __init__(self, job: Job, group: Group, folder: RunFolder, mine: Mine, corpus: Corpus, progress: Progress, worker: int) -> None:
+    def __init__(
+        self, job: Job, group: Group, folder: RunFolder, mine: Mine, corpus: Corpus, progress: Progress, worker: int, round0: int = 0
+    ) -> None:
         self.job, self.group, self.folder, self.mine, self.progress, self.worker = job, group, folder, mine, progress, worker
         self._corpus, self._site = corpus, group.site
         self._judge = job.judge(corpus, group.site if group.site.size > 1 else None)
         self._open: dict[int, int] = {}  # round -> planned tokens, of checkpoints that this worker has not closed
         self._loss: float | None = None
         self._compute_s, self._asked_s, self._steps = 0.0, 0.0, 0
-        self._passing = Passing(job, group) if job.servers else None
+        self._passing = Passing(job, group, round0) if job.servers else None
 
     @property
     def records(self) -> Path:
@@ -274,7 +276,7 @@ class NetHooks:
         elif self._due(self.job.config.eval.every, round):
             self._loss = self._judge(state.x)
             self.mine.add("metrics.jsonl", evaluation(round, worker, state.tokens, time_s, self._loss))
-        if not self._passing and (self._due(self.job.config.checkpoint.every, round) or round == self.group.last_round):
+        if self._due(self.job.config.checkpoint.every, round) or round == self.group.last_round:
             assert body is not None
             self.mine.flush()
             place = Place(site.rank, site.size)
@@ -306,6 +308,7 @@ class NetHooks:
             if posted is not None:
                 places = self.job.ranges.seats if self.job.ranges else lambda w: range(w, w + 1)
                 parts = {w: [posted[s] for s in places(w)] for w in range(self.job.n) if all(s in posted for s in places(w))}
+                parts |= {s: [posted[s]] for s in servers_of(self.job) if s in posted}
                 checkpoint.close(folder, round, self._open.pop(round), parts, keep=self.job.config.checkpoint.keep)
 
     def note(self, record: dict[str, Any]) -> None:

@@ -70,17 +70,19 @@ class Apart:
 
     def _say(self) -> None:
         for number, why in sorted(self._group.board.dead.items()):
-            self._missing.lost(self._seat(number), why, "the others go on without it")
+            for seat in self._seats([number]):
+                self._missing.lost(seat, why, "the others go on without it")
 
-    def _seat(self, number: int) -> int:
-        return number if self._places is None else self._places.workers[number]
+    def _seats(self, numbers: Iterable[int]) -> set[int]:
+        """Of the sites; beyond these are servers, which are in the processes of sites."""
+        return set(numbers) if self._places is None else {self._places.workers[j] for j in numbers if j < self._places.n}
 
     def why(self) -> str:
         """Why the session must end for this site, in words; empty: it goes on. To be asked at each boundary."""
         if self._spec.synchronous:
             return ""  # there a loss ends the session
-        living = {self._seat(j) for j in self._group.living}
-        for seat in {self._seat(j) for j in self._group.members} - living - self._lost:
+        living = self._seats(self._group.living)
+        for seat in self._seats(self._group.members) - living - self._lost:
             self._lost.add(seat)
             self._neighbours.lost(seat)  # from now on it has to answer anew
         if len(living) < self._spec.min_sites:

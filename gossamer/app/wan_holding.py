@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,15 @@ import torch
 from gossamer.app.folder import RunFolder
 from gossamer.app.job import Job
 from gossamer.app.progress import Progress
+from gossamer.app.served import Passing, seats_of, servers_of
 from gossamer.app.wan_hooks import SiteHooks
 from gossamer.app.wan_places import places_of
-from gossamer.app.wan_state import Snapshot, give, part_of_mark, read, take
+from gossamer.app.wan_state import Snapshot, advance, give, part_of_mark, read, take
 from gossamer.core.errors import RunFailed
 from gossamer.core.tree import Tree, layout_hash, master
 from gossamer.net.gates import Gated
 from gossamer.real.driver import run
 from gossamer.real.group import Group
-from gossamer.real.seats import Seats
 from gossamer.real.site import Alone, Site
 from gossamer.train.data import Corpus
 from gossamer.train.recut import Place
@@ -33,6 +33,7 @@ from gossamer.wan.wire import Links
 from gossamer.worker.peer import peer
 from gossamer.worker.ranks import among_ranks
 from gossamer.worker.regroup import regroup
+from gossamer.worker.server import client
 from gossamer.worker.state import State
 from gossamer.worker.stream import held as outset
 
@@ -105,12 +106,16 @@ class Holding:
         """The state of this site at the start of a session, and inner steps of the round that need not be taken again.
 
         Args:
-            taken_from: the worker whose state was brought to the folder `taken`; None: this site holds that of the session.
+            taken_from: the worker whose state was brought to the folder `taken`; None: this site holds that of the session, or (of a
+                method with servers) goes on from its own with the blocks of now.
             keeps: what this site has come to from its own state is said with its next round.
             forget: what was given to others before is given no more.
         """
         me, hooks, held = self.me, self.hooks, self.held
-        if taken_from is None:
+        if taken_from is None and held.state.round < session.round:
+            self.resuming.begin(None)
+            state = advance(self.job, me, session.round, held, self.body)
+        elif taken_from is None:
             state = Snapshot.of(held.state, self.body, 0.0, 0).state
             self.body.load_state(held.body)
             self.resuming.begin(state.local or outset(self.seat, state))
@@ -125,7 +130,8 @@ class Holding:
             forget()
             given = len(session.donors) < len(session.members) and me in session.donors
             self._session, self._opening = session, held if given else None
-        regroup(self.seat, state, session.members, session.donors)
+        if not self.job.servers:
+            regroup(self.seat, state, session.members, session.donors)
         return state, self.resuming.kept
 
     @property
@@ -140,9 +146,13 @@ class Holding:
 
     def run(self, session: Session, group: Group, state: State, on_signal: Callable[[int], None]) -> State:
         """Runs the program, to the end of the run or of the session."""
-        program = among_ranks(self.seat, peer(self.seat, state))
-        ahead, start_s = self.job.config.run.ahead, self.hooks.now_s()
-        final, _ = run(program, self.resuming, self.hooks, group, start_s=start_s, rounds0=session.round, ahead=ahead, on_signal=on_signal)
+        servers = servers_of(self.job)
+        program = client(self.seat, state) if servers else among_ranks(self.seat, peer(self.seat, state))
+        self.hooks.passing = Passing(self.job, group, session.round) if servers else None
+        final, _ = run(
+            program, self.resuming, self.hooks, group, start_s=self.hooks.now_s(), rounds0=session.round,
+            ahead=self.job.config.run.ahead, servers=servers, on_signal=on_signal,
+        )  # fmt: skip
         return final
 
     def state_for(self, ask: StateAsk) -> tuple[int, Path] | None:
@@ -155,8 +165,20 @@ class Holding:
         return held.state.round, path
 
 
-def meet(job: Job, links: Links, session: Session, site: Site, timeouts: Timeouts, waiting: Callable[[], None]) -> Group:
-    """All members of a session, as this rank is connected to them. `waiting`: as of Group.
+def meet(
+    job: Job,
+    links: Links,
+    session: Session,
+    site: Site,
+    timeouts: Timeouts,
+    waiting: Callable[[], None],
+    servers: Sequence[int] = (),
+) -> Group:
+    """All members of a session, as this rank is connected to them.
+
+    Args:
+        waiting: as of Group.
+        servers: seats of those that are in the session.
 
     Raises:
         RunFailed: some do not come.
@@ -165,12 +187,12 @@ def meet(job: Job, links: Links, session: Session, site: Site, timeouts: Timeout
     return Group(
         links.store,
         links.me,
-        places.n,
+        places.n + job.servers,
         links.wire,
         start_timeout_s=timeouts.connect,
         survives=job.goes_on,
-        members=[number for worker in session.members for number in places.seats(worker)],
-        seats=None if job.ranges is None else Seats(places.workers),
+        members=[*(number for worker in session.members for number in places.seats(worker)), *servers],
+        seats=seats_of(job),
         site=lambda: site,
         waiting=waiting,
     )

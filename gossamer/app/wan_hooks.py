@@ -5,20 +5,20 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gossamer.app.collect import STREAMS, everybody
+from gossamer.app.collect import STREAMS
 from gossamer.app.folder import JsonLines, RunFolder
 from gossamer.app.job import Job
 from gossamer.app.metrics import evaluation
 from gossamer.app.progress import Progress, duration
+from gossamer.app.served import Passing
 from gossamer.app.wan_state import Snapshot, write
 from gossamer.core.errors import RunFailed
 from gossamer.core.tree import Tree
 from gossamer.net.gates import Gated
-from gossamer.real.group import Group
 from gossamer.train import checkpoint
 from gossamer.train.data import Corpus
 from gossamer.train.recut import ALONE, Place
@@ -71,6 +71,8 @@ class SiteHooks:
         """What the other ranks of the site have sent and received."""
         self._exchanged_s: float | None = None
         """When the last exchange was."""
+        self.passing: Passing | None = None
+        """Where the global server's parameters are evaluated, in place of the site's own."""
         self._said: int | None = None  # the round of the last checkpoint
         self._files: dict[str, JsonLines] = {}
         self._full = False
@@ -123,6 +125,11 @@ class SiteHooks:
         """What the clock of the run shows."""
         return time.monotonic() - self.begun_s
 
+    def own(self, name: str, servers: Iterable[int] = ()) -> bytes:
+        """What this site has recorded in one of STREAMS: itself, and these servers, where they were here."""
+        files = [self.records / name, *(self.records.parent / str(seat) / name for seat in servers)]
+        return b"".join(path.read_bytes() for path in files if path.is_file())
+
     # ---- what a world asks for
 
     def judge(self, tree: Tree) -> float:
@@ -131,7 +138,10 @@ class SiteHooks:
 
     def boundary(self, seat: int, round: int, time_s: float, state: State, body: Body | None) -> Go | Stop:
         assert body is not None
-        if self._due(self.job.config.eval.every, round):
+        if self.passing is not None:
+            self.passing.completed(round, time_s)
+            self._loss = self.passing.loss
+        elif self._due(self.job.config.eval.every, round):
             if self._ranks is not None:
                 self._ranks.gate.cross()
             self._loss = self._judge(state.x)
@@ -150,14 +160,18 @@ class SiteHooks:
         report = Report(round=round, loss=self._loss, bytes_sent=sent, bytes_received=received, exchange_s=since_s)
         if self._on_round(report):
             self.ask_stop()
-        whose = "validation loss" if self.job.method.synchronous else f"validation loss of seat {self.me}"
+        whose = "validation loss" if self.job.method.synchronous or self.passing else f"validation loss of seat {self.me}"
         self.progress.update(round, state.tokens, self._loss, f"clock {duration(time_s)}", what=whose)
         return Go()
 
-    def save(self) -> None:
-        """Writes a checkpoint of the last boundary, on this site's disk. A full disk is said, and costs no more than that."""
+    def save(self, again: bool = False) -> None:
+        """Writes a checkpoint of the last boundary, on this site's disk. A full disk is said, and costs no more than that.
+
+        Args:
+            again: even if there is one of it.
+        """
         held = self.held
-        if held is None or self._said == held.state.round:
+        if held is None or (self._said == held.state.round and not again):
             return
         try:
             for file in self._files.values():
@@ -172,7 +186,8 @@ class SiteHooks:
 
     def close_checkpoint(self, round: int, tokens: int, shas: Sequence[str]) -> None:
         """All parts of a checkpoint are written."""
-        checkpoint.close(self.folder.checkpoints, round, tokens, {self.me: shas}, keep=self.job.config.checkpoint.keep)
+        parts = {self.me: shas, **self.beside(round)}
+        checkpoint.close(self.folder.checkpoints, round, tokens, parts, keep=self.job.config.checkpoint.keep)
 
     def _written(self, round: int, tokens: int, sha: str | None) -> None:
         if sha is not None:
@@ -186,6 +201,9 @@ class SiteHooks:
 
     passed: Callable[[], None] = staticmethod(lambda: None)
     """Told of each boundary."""
+
+    beside: Callable[[int], dict[int, list[str]]] = staticmethod(lambda round: {})
+    """Writes the parts of servers that belong to the checkpoint of a round."""
 
     told: Callable[[dict[str, Any]], None] = staticmethod(lambda record: None)
     """Told each record of what the run does."""
@@ -205,33 +223,3 @@ class SiteHooks:
 
     def span(self, seat: int, kind: TraceKind, start_s: float, end_s: float, round: int) -> None:
         self.add("trace.jsonl", {"worker": self.me, "kind": kind, "start_s": start_s, "end_s": end_s, "round": round + 1})
-
-
-def finish(
-    job: Job, group: Group, hooks: SiteHooks, state: State, conclude: Callable[[dict[int, Tree], list[dict[str, bytes]]], str]
-) -> str:
-    """The end: everybody's records and parameters at the lowest living site, which makes the summary of them (`conclude`) and tells it.
-
-    Returns:
-        The summary.
-
-    Raises:
-        RunFailed: a site is gone (synchronous methods: the others do this again, in a session without it).
-    """
-    own = {name: (hooks.records / name).read_bytes() for name in STREAMS}
-    attempt = 0
-    while True:
-        to, done = group.living[0], f"summary/{attempt}"
-        told = {name: group.gather_bytes(own[name], to) for name in STREAMS}
-        found = everybody(job, group, state, to)
-        if found is not None:
-            streams: list[dict[str, bytes]] = [{name: data} for name in STREAMS for data in told[name] or ()]
-            summary = conclude(found, streams)
-            group.post(done, summary)
-            return summary
-        while (said := group.posted([done])) is None and group.living[0] == to:
-            group.board.check()
-            time.sleep(0.02)
-        if said is not None:
-            return said[0]
-        attempt += 1

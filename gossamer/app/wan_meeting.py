@@ -13,6 +13,7 @@ from gossamer.app.job import Job
 from gossamer.app.wan_holding import compare, meet
 from gossamer.app.wan_presence import Presence
 from gossamer.app.wan_ranks import Ranks
+from gossamer.app.wan_tiers import Hosting
 from gossamer.core.errors import RunFailed
 from gossamer.core.ranges import Ranges
 from gossamer.net.crew import RankLost
@@ -76,8 +77,12 @@ class Meeting:
         self._seats = {j: (j,) if places is None else tuple(places.seats(j)) for j in session.members}
         self._boots = {j: m.boot for j in session.members if links.me not in self._seats[j] and (m := roster.at(j)) is not None}
 
-    def group(self, job: Job, corpus: Corpus) -> Group:
+    def group(self, job: Job, corpus: Corpus, hosting: Hosting | None = None, was: int = 0) -> Group:
         """All of them, connected and compared.
+
+        Args:
+            hosting: of a method with servers.
+            was: the last session in which this site held the state of the run.
 
         Raises:
             Vain: one of them is gone, or does not come in time, or the run has gone on to another session.
@@ -88,7 +93,8 @@ class Meeting:
             self._presence.connect(links, session.members, self.check)
             ranks.connected(self._presence.neighbours.lost, self.check)
             ranks.meet()
-            group = meet(job, links, session, ranks.site, self._presence.client.timeouts, self.check)
+            servers = hosting.meet(links, session, was, self.check) if hosting else ()
+            group = meet(job, links, session, ranks.site, self._presence.client.timeouts, self.check, servers)
         except (Vain, RankLost):
             raise
         except RunFailed as error:
@@ -111,6 +117,8 @@ class Meeting:
 
     def _called(self, number: int) -> str:
         """Of the board's messages."""
+        if number in self._presence.hosts:
+            return self._presence.called(number)
         seat = next((j for j, seats in self._seats.items() if number in seats), number)
         rank = f", rank {self._seats[seat].index(number)}" if len(self._seats.get(seat, ())) > 1 else ""
         return f"site {self._presence.name_of(seat) or f'at seat {seat}'}{rank}"

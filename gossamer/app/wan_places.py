@@ -97,11 +97,13 @@ def address_of(card: Card, rank: int, site: str) -> str | None:
     return card.ranks[rank - 1]
 
 
-def by_site(traffic: Mapping[int, Traffic], places: Ranges, names: Mapping[int, str]) -> dict[str, Traffic]:
-    """Traffic of a rank with all ranks of each site together, by the names of the sites."""
+def by_site(
+    traffic: Mapping[int, Traffic], places: Ranges, names: Mapping[int, str], hosts: Mapping[int, int] | None = None
+) -> dict[str, Traffic]:
+    """Traffic of a rank with all ranks of each site together, by the names of the sites. `hosts`: servers, and at which site they are."""
     found: dict[str, Traffic] = {}
     for number, one in sorted(traffic.items()):
-        worker = places.workers[number]
+        worker = places.workers[number] if number < places.n else (hosts or {}).get(number, number)
         name = names.get(worker, str(worker))
         found[name] = one if name not in found else found[name] + one
     return found

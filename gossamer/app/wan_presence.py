@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,14 @@ from gossamer.app.wan_ranks import Ranks
 from gossamer.app.wan_spec import RosterOf, advertised, identity_of, secret_of, terms_of
 from gossamer.core.errors import BadInput, RunFailed
 from gossamer.core.ranges import Ranges
-from gossamer.wan.access import Peer
+from gossamer.wan.access import Access, Peer
 from gossamer.wan.client import CoordinatorClient
 from gossamer.wan.doors import Doors
 from gossamer.wan.listening import Port
 from gossamer.wan.loop import in_loop
 from gossamer.wan.neighbours import Neighbours
 from gossamer.wan.records import Card, Roster, Spec
-from gossamer.wan.relay_client import RelayClient, relayed
+from gossamer.wan.relay_client import RelayClient, peer_of, relayed
 from gossamer.wan.trust import Party, host_of, is_loopback
 from gossamer.wan.vigil import Vigil
 from gossamer.wan.wire import Links
@@ -80,6 +80,20 @@ def check_relay(where: Where, ranks: int) -> None:
         )
 
 
+def with_servers(access: Access, n: int, hosts: Mapping[int, int]) -> Access:
+    """Who calls for a server before it is known here where that is, is asked to call again (there is no link to it yet), not refused.
+
+    Args:
+        n: the first number of a server.
+        hosts: server -> the worker at whose site it is, where that is known.
+    """
+
+    def admit(number: int, context: Any) -> str | None:
+        return None if number >= n and number not in hosts else access.admit(number, context)
+
+    return replace(access, admit=admit)
+
+
 def missing(links: Links, peers: Mapping[int, Peer], places: Ranges) -> list[int]:
     """The sites to one of whose ranks there is no connection, this one left out."""
     own = places.workers[links.me]
@@ -121,7 +135,9 @@ class Presence:
             raise BadInput(f"--relay {where.relay}: a relay wants the run secret: give --secret FILE, and --identity DIR off this machine")
         check_relay(where, ranks.size)
         bind = bind_of(where, ranks.size)
-        self.access = self.doors.access(lambda number: self.name_of(places.workers[number]))
+        self.hosts: dict[int, int] = {}
+        """Where servers are: their seat -> that of the site. Those of the session that is being met, once that is agreed on."""
+        self.access = with_servers(self.doors.access(self._name_at), places.n, self.hosts)
         # The port must be known before the site joins, and the boot of the client before others ask for it.
         self.neighbours = Neighbours(where.site, self.doors, self.roster)
         self.port = Port(bind, self.access, [*handlers, self.neighbours.handlers()])
@@ -171,6 +187,34 @@ class Presence:
             for worker in missing(links, peers, self._places):
                 self.neighbours.lost(worker)
             raise
+
+    @property
+    def listens(self) -> bool:
+        """Whether others reach this site, be it by a relay."""
+        return self.address is not None or self._relay is not None
+
+    def peer(self, seat: int) -> Peer:
+        """How this site sees that of a server, or of a worker where all sites have one rank. Itself it sees where it listens.
+
+        Raises:
+            BadInput: neither can be dialled, and there is no relay.
+        """
+        member = self.client.roster.at(self.hosts.get(seat, seat))
+        if member is None:
+            return Peer(None)
+        if member.seat == self.client.seat:
+            return Peer(self.port.local)
+        return peer_of(self.address, member.card.address, member.site, self._relay)
+
+    def called(self, seat: int) -> str:
+        """What the seat of a worker or a server is called in messages."""
+        site = f"site {self.name_of(self.hosts.get(seat, seat)) or f'at seat {seat}'}"
+        return f"a server at {site}" if seat in self.hosts else site
+
+    def _name_at(self, number: int) -> str | None:
+        """The site of one of the numbers that connections have: of ranks, then of servers."""
+        workers = self._places.workers
+        return self.name_of(workers[number] if number < len(workers) else self.hosts.get(number, -1))
 
     def roster(self) -> Roster | None:
         """The latest, with addresses of the relay for those that can be reached only there."""

@@ -12,8 +12,8 @@ from pathlib import Path
 from gossamer.app.folder import RunFolder
 from gossamer.app.job import Job
 from gossamer.app.progress import Progress
+from gossamer.app.wan_end import finish
 from gossamer.app.wan_holding import Holding, compare, meet, part
-from gossamer.app.wan_hooks import finish
 from gossamer.app.wan_places import inner_address, peers_of, places_of, shifted
 from gossamer.app.wan_presence import Where, address_at, bind_of, check_relay, missing
 from gossamer.app.wan_ranks import started_store, torch_site

@@ -6,21 +6,19 @@ lost (synchronous methods), leaves, or a site comes, the sites go back to the la
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 from contextlib import suppress
 
 from rich.console import Console
 
-from gossamer.app.collect import STREAMS, merge
 from gossamer.app.job import Job
 from gossamer.app.progress import Progress
-from gossamer.app.simulate import write_result
 from gossamer.app.wan_apart import Apart, Missing
+from gossamer.app.wan_end import conclude
 from gossamer.app.wan_folder import SiteFolder
 from gossamer.app.wan_holding import Holding, part
-from gossamer.app.wan_hooks import finish
+from gossamer.app.wan_host import Site
 from gossamer.app.wan_logs import LogPlace
 from gossamer.app.wan_meeting import Meeting, Vain
 from gossamer.app.wan_ops import SiteOps
@@ -31,9 +29,9 @@ from gossamer.app.wan_ranks import Ranks
 from gossamer.app.wan_slow import Slow
 from gossamer.app.wan_spec import link_settings, spec_of
 from gossamer.app.wan_state import Snapshot, bring, keeps, part_of_mark
+from gossamer.app.wan_tiers import Hosting
 from gossamer.app.wan_waiting import Entrance
 from gossamer.core.errors import RunFailed
-from gossamer.core.tree import Tree
 from gossamer.net.crew import RankLost
 from gossamer.real.board import PeerLost
 from gossamer.real.group import Group
@@ -41,6 +39,7 @@ from gossamer.train import checkpoint
 from gossamer.train.data import Corpus
 from gossamer.wan.deadlines import Deadline
 from gossamer.wan.ended import OVER
+from gossamer.wan.link import Traffic
 from gossamer.wan.loop import in_loop
 from gossamer.wan.records import Card, Member, Plan, Report, Session
 from gossamer.wan.sessions import Sessions
@@ -79,6 +78,7 @@ class SiteRun:
         self._why, self._failed = "start", 0
         self.ops = SiteOps(where.site, self.spec.run, where.metrics, place)
         self.holding: Holding | None = None
+        self.hosting: Hosting | None = None
         self.states = StateServer(lambda ask: None if self.holding is None else self.holding.state_for(ask))
         self.out = Out(where.site)
         self.presence = Presence(self.spec, where, [self.states.handlers()], self.places, self.ranks, self.out.say)
@@ -117,6 +117,10 @@ class SiteRun:
         self.holding = holding = Holding(self.job, self.corpus, me, self.ranks.site, folder, found, progress, self._after_round)
         hooks = holding.hooks
         hooks.trouble, hooks.told = self._say, self.ops.note
+        if self.job.servers:
+            self.hosting = Hosting(Site(self.job, self.presence, self.corpus, folder, self._links, self._say))
+            self.hosting.load(found)
+            hooks.beside = self.hosting.save
         self.ranks.asked = self._leave_for
         self.ranks.started(asked, holding, self._check_signal)
         with holding.progress:
@@ -133,6 +137,8 @@ class SiteRun:
                         return made
             except Leaving:
                 if folder.there:
+                    if self.hosting:  # its servers have gone on since the last boundary
+                        hooks.save(again=True)
                     self.ranks.save()
                 self.client.leave(2.0 if self.client.there else 0.5)
                 self._say(f"site {self.where.site} has left run {self.spec.run} after round {holding.held.state.round}")
@@ -184,24 +190,22 @@ class SiteRun:
         """Runs the program in a session. None: it ended before the run did."""
         ranks, places, names = self.ranks, self.places, self.presence.names(session.members)
         ranks.open(session, self.client.roster, self.presence.inner)
-        links = Links(
-            holding.number, places.n, f"{self.spec.run}/{session.key}", port=self.presence.port,
-            settings=link_settings(self.job, self.client.timeouts),
-            terms={"session": session.key}, access=self.presence.access,
-        )  # fmt: skip
+        links, hosting = self._links(holding.number, session), self.hosting
         group: Group | None = None
         parted = False
         self._say(f"session {session.number}, from round {session.round}: {', '.join(names[j] for j in session.members)}")
         try:
             meeting = Meeting(session, self.presence, self.sessions, links, self._check, places, ranks)
-            group = meeting.group(self.job, self.corpus)
+            group = meeting.group(self.job, self.corpus, hosting, holding.held.session)
             self.out.ends(group.board)
             self.sessions.entered(session)
             self._missing.met(session.members)
-            self.ops.session(session, self._why, lambda: by_site(links.traffic(), places, names))
+            self.ops.session(session, self._why, lambda: self._traffic(links, names))
             self._why = "change"
             self.neighbours.late(frozenset())
             state = self._begin(session, holding, group)
+            if hosting:
+                hosting.begin(session, state.x, holding.hooks.now_s())
             self._group = group
             holding.into(group, ranks.check_with(group.board))
             if self._asked is not None:
@@ -230,9 +234,13 @@ class SiteRun:
             self._say(f"session {session.number} did not come about: {vain}")
         except RunFailed as error:
             self.out.check()
-            if group is None or error is not group.board.failure or isinstance(error, RankLost):  # this site's own
+            if hosting and (why := hosting.bereft(error, group)):
+                self._why = "lost"
+                self._say(f"{why} (round {holding.held.state.round})")
+            elif group is None or error is not group.board.failure or isinstance(error, RankLost):  # this site's own
                 raise
-            self._say(f"session {session.number} ends here: {error}")
+            else:
+                self._say(f"session {session.number} ends here: {error}")
         finally:
             self._group = None
             holding.resuming.break_off()
@@ -240,14 +248,28 @@ class SiteRun:
                 ranks.end(RunFailed("the session is over"))
             if group is not None:
                 group.abort(RunFailed("this session is over"))
+            if hosting:
+                hosting.end(parted)
             links.close()
         self._check_signal()
         return None
 
+    def _links(self, number: int, session: Session) -> Links:
+        """Connections of a rank or a server of this site in a session."""
+        return Links(
+            number, self.places.n + self.job.servers, f"{self.spec.run}/{session.key}", port=self.presence.port,
+            settings=link_settings(self.job, self.client.timeouts),
+            terms={"session": session.key}, access=self.presence.access,
+        )  # fmt: skip
+
+    def _traffic(self, links: Links, names: dict[int, str]) -> dict[str, Traffic]:
+        return self.hosting.traffic(links, self.places, names) if self.hosting else by_site(links.traffic(), self.places, names)
+
     def _begin(self, session: Session, holding: Holding, group: Group) -> State:
         """The state of this site at the start of a session."""
         me, held, hooks = holding.me, holding.held, holding.hooks
-        donor = None if me in session.donors else self._heal(session, holding, group)
+        own = me in session.donors or (self.hosting is not None and self.hosting.was_in(held.session))
+        donor = None if own else self._heal(session, holding, group)
         late = donor is not None and self.ranks.even and keeps(self.spec, held, self.sessions.known(held.session + 1))
         self.ranks.begin(None if donor is None else donor.seat, late)
         state, kept = holding.begin(session, None if donor is None else donor.seat, late, self.states.forget)
@@ -256,8 +278,8 @@ class SiteRun:
             raise RunFailed(f"the state of this site is {mark}, that of the session is {session.digest}: it is not gone on with")
         if donor is not None:
             shutil.rmtree(holding.taken, ignore_errors=True)
-            own = f", and keeps its own work since round {held.state.round}" if late else ""
-            self._say(f"took the state after round {session.round} from site {donor.site}{own}")
+            since = f", and keeps its own work since round {held.state.round}" if late else ""
+            self._say(f"took the state after round {session.round} from site {donor.site}{since}")
         elif kept:
             self._say(f"goes on with round {session.round + 1} after the {kept} inner steps of it that this site has taken")
         if session.members[0] == me:
@@ -297,30 +319,16 @@ class SiteRun:
 
     def _finish(self, group: Group, state: State, holding: Holding) -> bool:
         """The end of the run. Whether this site made the summary."""
-        hooks, folder = holding.hooks, self.folder
-        hooks.close()
-        mine = False
 
-        def conclude(trees: dict[int, Tree], streams: list[dict[str, bytes]]) -> str:
-            nonlocal mine
-            mine = True
-            for name in STREAMS:
-                merge(folder, name, [one[name] for one in streams if name in one])
-            gone = [j for j in range(self.job.n) if j not in trees]
-            write_result(self.job, "wan", folder, trees, hooks.judge, without_records=gone)
-            if gone:
-                self._say(f"without the records of {', '.join(self.presence.names(tuple(gone)).values())}, not there at the end")
+        def missing(gone: list[int]) -> None:
+            self._say(f"without the records of {', '.join(self.presence.names(tuple(gone)).values())}, not there at the end")
+
+        def made() -> None:
             with suppress(RunFailed):  # for sites that come back later
                 over = Plan(version=self.client.news.plan + 1, since=self.job.method.rounds, body=OVER + self.where.site)
                 self.client.publish(over, self.client.timeouts.call)
-            return (folder.path / "summary.json").read_text()
 
-        summary = finish(self.job, group, hooks, state, conclude)
-        if not mine:
-            for name in STREAMS:
-                merge(folder, name, [(hooks.records / name).read_bytes()])
-            folder.write_summary(json.loads(summary))
-        return mine
+        return conclude(self.job, group, self.folder, holding.hooks, state, missing, made)
 
     def _lost(self, worker: int, lost: PeerLost) -> None:
         self._why = "lost"

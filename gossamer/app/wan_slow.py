@@ -19,7 +19,7 @@ class Slow:
     def __init__(self, spec: Spec, deadline: Deadline, neighbours: Neighbours, group: Group, places: Ranges) -> None:
         self._spec, self._deadline, self._neighbours, self._group, self._places = spec, deadline, neighbours, group, places
         self._over = threading.Event()
-        self._members = sorted({places.workers[j] for j in group.members})
+        self._members = sorted({places.workers[j] for j in group.members if j < places.n})  # and no servers
         on = spec.synchronous and spec.quorum == "deadline" and len(self._members) > spec.min_sites
         self._thread = threading.Thread(target=self._look, daemon=True) if on else None
 

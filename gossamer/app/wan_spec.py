@@ -12,6 +12,7 @@ import torch
 import gossamer
 from gossamer.app.config import shared
 from gossamer.app.job import Job
+from gossamer.app.served import due
 from gossamer.app.train import check_several_ranks
 from gossamer.app.wan_places import ANY
 from gossamer.core.errors import BadInput
@@ -24,6 +25,8 @@ from gossamer.wan.link import LinkSettings
 from gossamer.wan.records import Roster, Spec
 from gossamer.wan.trust import Terms, host_of, is_loopback, read_secret
 
+MOST_EVALUATIONS = 2000
+"""Of a method with servers: each is a word of every site in the store of a session."""
 SECRET_FILE = "run.secret"
 """Of the identity folder, where no other is given."""
 
@@ -34,8 +37,11 @@ def spec_of(job: Job, corpus: Corpus) -> Spec:
     Raises:
         BadInput: the method or the fleet is not for sites on the internet.
     """
-    if job.method.tiers:
-        raise BadInput(f"{job.method.name} has servers, which have no place among sites: use diloco, geomesh or gossip (gasloc)")
+    if job.method.tiers and (many := sum(due(job, block) for block in range(1, job.method.rounds + 1))) > MOST_EVALUATIONS:
+        raise BadInput(
+            f"{many} evaluations of {job.method.name} (eval.every = {job.config.eval.every}): at most {MOST_EVALUATIONS} go by the "
+            "connections of the sites; evaluate less often"
+        )
     check_several_ranks(job)
     if job.kills and 0 in job.kills.values():
         raise BadInput("clock.kill with round 0 is for simulations: leave the site out instead (wan.founders)")

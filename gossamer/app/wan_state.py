@@ -131,3 +131,12 @@ def take(
         body.load(master(state.x), reset_inner=True)
     taken(state, mine.state if mine is not None and mine.session else None, drift, plan.tokens(me))
     return state
+
+
+def advance(job: Job, me: int, round: int, held: Snapshot, body: TrainBody) -> State:
+    """Of a method with servers: the state of a worker that was in the session before, and had completed fewer blocks than another. It goes
+    on from its own parameters, with the blocks of now."""
+    state, plan = Snapshot.of(held.state, body, 0.0, 0).state, job.method.plan
+    state.round, state.tokens = round, round * plan.tokens_per_round
+    body.load_state({**held.body, "cursor": round * plan.steps[me] * plan.batch[me]})
+    return state

@@ -5,7 +5,7 @@ Seats of a run with n workers in R regions: workers 0 .. n-1, local servers n ..
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -142,9 +142,18 @@ class Tiers:
 
 
 def hosts(fleet: Fleet, tiers: Tiers) -> tuple[int, ...]:
-    """The worker at whose site each seat stands. A local server: the first worker of its region. The global server: of these sites the one
-    with the highest mean rate to and from the others (a tie: the first)."""
-    first = [tiers.clients(tiers.n + region)[0] for region in range(tiers.servers - 1)]
+    """The worker at whose site each seat stands."""
+    beside = placed(fleet, tiers, range(tiers.n))
+    return (*range(tiers.n), *(beside[seat] for seat in range(tiers.n, tiers.top + 1)))
+
+
+def placed(fleet: Fleet, tiers: Tiers, there: Collection[int]) -> dict[int, int]:
+    """Server -> the worker at whose site it stands, of those who are there (at least one). A local server: the first of its region; where
+    there is none, there is no server. The global server: of these sites the one with the highest mean rate to and from the others (a tie:
+    the first)."""
+    of_region = {seat: next((i for i in tiers.clients(seat) if i in there), None) for seat in range(tiers.n, tiers.top)}
+    local = {seat: i for seat, i in of_region.items() if i is not None}
+    first = list(local.values())
 
     def rate_mbps(a: int, b: int) -> float:
         return min(fleet.site(a).up_mbps, fleet.link(a, b).flow_mbps, fleet.site(b).down_mbps)
@@ -153,7 +162,7 @@ def hosts(fleet: Fleet, tiers: Tiers) -> tuple[int, ...]:
         others = [b for b in first if b != a]
         return sum(rate_mbps(a, b) + rate_mbps(b, a) for b in others) / (2 * len(others)) if others else 0.0
 
-    return (*range(tiers.n), *first, max(first, key=mean_mbps))
+    return local | {tiers.top: max(first, key=mean_mbps)}
 
 
 def regions_of(names: Sequence[str]) -> tuple[int, ...]:

@@ -44,9 +44,9 @@ class Listener:
         self._logged: set[str] = set()
 
     @property
-    def run(self) -> str:
-        """The run that callers must name."""
-        return self._run
+    def place(self) -> tuple[str, int]:
+        """The run that callers must name, and the number that they must look for."""
+        return self._run, self._me
 
     async def control(self, hello: Hello, stream: Accepted, context: Any) -> None:
         """Handles a control stream, to the end of its session."""
@@ -107,7 +107,8 @@ class Listener:
 
 
 class Port:
-    """Where a site listens, for all that it takes part in at once: the connections of one group after the other, and other services.
+    """Where a site listens, for all that it takes part in at once: the connections of one group after the other, of several numbers in one
+    group (servers beside a worker), and other services.
 
     Args:
         bind: host:port (port 0: any); None: the site cannot be reached.
@@ -121,7 +122,7 @@ class Port:
         self.number: int | None = None
         """The port that it listens at."""
         self._access, self._services, self._alone = access, tuple(services), alone
-        self._groups: dict[str, Listener] = {}
+        self._groups: dict[tuple[str, int], Listener] = {}
         self._logged: set[str] = set()
         self._server: grpc.aio.Server | None = None
         if alone is not None:
@@ -150,6 +151,14 @@ class Port:
         await server.start()
         return self.number
 
+    @property
+    def local(self) -> str | None:
+        """Where the machine itself reaches it."""
+        if self.bind is None or self.number is None:
+            return None
+        host = self.bind.rpartition(":")[0]
+        return f"{'127.0.0.1' if host in ('', '0.0.0.0', '[::]') else host}:{self.number}"
+
     async def stop(self) -> None:
         """Takes in no more."""
         if self._server is not None:
@@ -157,12 +166,12 @@ class Port:
 
     def add(self, group: Listener) -> None:
         """Takes in callers of a group, in the event loop."""
-        self._groups[group.run] = group
+        self._groups[group.place] = group
 
     def remove(self, group: Listener) -> None:
         """No more of them."""
-        if self._groups.get(group.run) is group:
-            del self._groups[group.run]
+        if self._groups.get(group.place) is group:
+            del self._groups[group.place]
 
     async def _control(self, _: Any, context: Any) -> None:
         stream = Accepted(context)
@@ -171,7 +180,7 @@ class Port:
         except (FrameError, TimeoutError) as error:
             await refuse(context, f"no greeting: {error}", self._logged)
             return
-        group = self._alone or self._groups.get(hello.run)
+        group = self._alone or self._groups.get((hello.run, hello.receiver))
         if group is None:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "this site does not take part in that (yet)")
             return

@@ -10,12 +10,14 @@ Everything sent to a server has the tag `TO_SERVER`; what it is follows from who
 
 A report travels while the local server goes on serving. What it accepts between a report and the answer is in its x, and so in
 (1 - a) x of the merge, but M <- x leaves it out of every u: the global server never hears of it. That is the published system. At the
-end, when its workers are done, a local server reports what it has, K or not, and does not wait for an answer.
+end, when its workers are done, a local server reports what it has, K or not, and does not wait for an answer. Where they stop before the
+end it does not: a run that goes on later goes on with what is not reported. What a server has taken in it takes in once, whoever says it
+again (a client that begins anew from an earlier boundary): it answers, and that is all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import torch
 
@@ -45,10 +47,15 @@ from gossamer.worker.effects import (
 from gossamer.worker.pace import program
 from gossamer.worker.packet import DONE, HEADER_BYTES, REFUSED, Packet
 from gossamer.worker.seat import Said, Seat
+from gossamer.worker.server_state import ServerState
 from gossamer.worker.state import State
 
 TO_SERVER = Tag.of(0, Tag.TIER)
 """The tag of all that servers take in."""
+
+
+class ServerGone(RunFailed):
+    """A server without which a program cannot go on is dead."""
 
 
 def programs(seats: Sequence[Seat], states: Sequence[State]) -> list[Program]:
@@ -59,14 +66,29 @@ def programs(seats: Sequence[Seat], states: Sequence[State]) -> list[Program]:
     clients = [client(seat, state) for seat, state in zip(seats, states, strict=True)]
     x = states[0].x
     servers = [Seat(addr, seats[0].method, seats[0].layout, seats[0].run_id) for addr in range(tiers.n, tiers.top + 1)]
-    return clients + [local_server(seat, master(x)) for seat in servers[:-1]] + [global_server(servers[-1], master(x))]
+    return clients + [server(seat, first_of(seat, master(x))) for seat in servers]
 
 
 def program_of(seat: Seat, state: State) -> Program:
-    """The program of one seat of a method with servers. `state`: before the first round; of a server only x counts."""
-    if seat.me < seat.method.n:
-        return client(seat, state)
-    return (global_server if seat.me == _tiers(seat).top else local_server)(seat, state.x)
+    """The program of one seat of a method with servers, from the start. `state`: before the first round; of a server only x counts."""
+    return client(seat, state) if seat.me < seat.method.n else server(seat, first_of(seat, state.x))
+
+
+def first_of(seat: Seat, x: Tree, *, fresh: bool = True) -> ServerState:
+    """What the server of this seat begins with. `x` becomes its own. `fresh`: the run begins, so that all begin with this x."""
+    tiers, top = _tiers(seat), seat.me == _tiers(seat).top
+    return ServerState.begin(tiers.top_rule if top else tiers.local_rule, x, local=not top, fresh=fresh)
+
+
+def server(seat: Seat, held: ServerState, *, since: int = 0, there: Collection[int] | None = None) -> Program:
+    """The program of the server of this seat.
+
+    Args:
+        since: blocks that every worker has completed when it begins.
+        there: seats that take part; None: all.
+    """
+    clients = [j for j in _tiers(seat).clients(seat.me) if there is None or j in there]
+    return global_server(seat, held, clients) if seat.me == _tiers(seat).top else local_server(seat, held, dict.fromkeys(clients, since))
 
 
 def _tiers(seat: Seat) -> Tiers:
@@ -102,7 +124,7 @@ def client(seat: Seat, state: State) -> Program:
         # What it waits for carries its own compute alone: the network's and the server's time, and nobody's straggling.
         answers: dict[int, Packet] = yield Gather(answer, (home,), t, {home: (seat.me,)})
         if home not in answers:
-            raise RunFailed(f"the server of worker {seat.me}'s region is gone, and with it what its workers learn from each other")
+            raise ServerGone(f"the server of worker {seat.me}'s region is gone, and with it what its workers learn from each other")
         heard = answers[home]
         seat.check(heard, t, home)
         yield Span("decode", 4 * seat.elements)
@@ -131,97 +153,108 @@ def client(seat: Seat, state: State) -> Program:
     return state
 
 
-def local_server(seat: Seat, x: Tree) -> Program:
-    """The program of a region's server, from x until all its workers are done. The state that it ends with counts its reports."""
-    tiers = _tiers(seat)
-    rule, blocks, top = tiers.local_rule, dict.fromkeys(tiers.clients(seat.me), 0), tiers.top
-    state, memory, merged = State(x=x), rule.init(x), master(x)
+def local_server(seat: Seat, held: ServerState, blocks: dict[int, int]) -> Program:
+    """The program of a region's server, until all its workers are done. The state that it ends with counts its reports.
+
+    Args:
+        blocks: worker -> blocks that it has completed.
+    """
+    tiers, rounds = _tiers(seat), seat.method.rounds
+    rule, top, x, merged = tiers.local_rule, tiers.top, held.x, held.merged
     start = digest(x)
-    unmerged = 0
-    """Updates accepted since the last merge."""
-    waiting = False
+    waiting = stopped = False
     while blocks or waiting:
         frm, packet = yield RecvAny(TO_SERVER, (*blocks, top), seat.whole_bytes)
         if packet is None:
             if frm == top:
-                raise RunFailed("the global server is gone, and with it the model of the run")
+                raise ServerGone("the global server is gone, and with it the model of the run")
             del blocks[frm]
             continue
         if frm == top:
-            seat.check(packet, state.round - 1, top)
+            seat.check(packet, held.reports, top)
             yield Span("decode", 4 * seat.elements)
             if x:
                 for k, v in _tree(seat, packet, x).items():
                     x[k].mul_(1.0 - tiers.merge).add_(v, alpha=tiers.merge)
                     merged[k].copy_(x[k])
+            held.unmerged, held.reports, waiting = 0, held.reports + 1, False
             yield Span("outer", 12 * seat.elements)
-            unmerged, waiting = 0, False
             continue
         t = blocks[frm]
         seat.check(packet, t, frm)
         if packet.header.flags & DONE:
+            stopped |= t < rounds
             del blocks[frm]
             continue
         blocks[frm] += 1
-        _same_start(packet, start)
+        if held.fresh:
+            _same_start(packet, start)
         yield Span("decode", 4 * seat.elements)
-        accepted = not packet.header.flags & REFUSED
-        if accepted:
-            if x:
-                rule.step(x, _tree(seat, packet, x), memory)
-            yield Span("outer", 12 * seat.elements)
-            unmerged += 1
-        if accepted and unmerged == tiers.report_every:  # so no report is under way: the answer to one sets the count to 0
-            yield from _report(seat, state, merged)
+        if t >= held.taken.get(frm, 0):
+            held.taken[frm] = t + 1
+            if not packet.header.flags & REFUSED:
+                if x:
+                    rule.step(x, _tree(seat, packet, x), held.memory)
+                held.unmerged += 1
+                yield Span("outer", 12 * seat.elements)
+        if held.unmerged >= tiers.report_every and not waiting:  # the answer to a report sets the count to 0
+            yield from _report(seat, held)
             waiting = True
         answer = seat.pack(x or None, seat.layout, Tag.TIER, Said(t, 0))
         yield Span("encode", 4 * seat.elements)
         yield Send((frm,), Tag.of(t, Tag.TIER), answer)
-    yield from _report(seat, state, merged, DONE) if unmerged else _farewell(seat, state)
-    return state
+    if held.unmerged and not stopped:
+        yield from _report(seat, held, DONE)
+        held.reports += 1
+        held.forget()
+    else:
+        yield from _farewell(seat, State(x=x, round=held.reports))
+    return State(x=x, round=held.reports)
 
 
-def global_server(seat: Seat, x: Tree) -> Program:
-    """The program of the server of the local servers, from x until all of them are done. Its x is the model of the run; it crosses a
-    boundary after each update of it, and before the first. The state that it ends with counts the updates."""
+def global_server(seat: Seat, held: ServerState, clients: Sequence[int]) -> Program:
+    """The program of the server of the local servers, until all of them are done. Its x is the model of the run; it crosses a boundary
+    after each update of it, and before the first. The state that it ends with counts the updates."""
     tiers = _tiers(seat)
-    rule, rounds = tiers.top_rule, dict.fromkeys(tiers.clients(seat.me), 0)
-    state, memory = State(x=x), rule.init(x)
+    rule, x = tiers.top_rule, held.x
+    rounds: dict[int, int | None] = dict.fromkeys(clients)
     start = digest(x)
-    yield Boundary(0, state)
+    yield Boundary(held.reports, State(x=x, round=held.reports))
     while rounds:
         frm, packet = yield RecvAny(TO_SERVER, tuple(rounds), seat.whole_bytes)
         if packet is None:
             del rounds[frm]
             continue
-        t = rounds[frm]
+        due = rounds[frm]
+        t = packet.header.round if due is None else due  # the first says where its sender is
         seat.check(packet, t, frm)
-        rounds[frm] += 1
-        if packet.nbytes > HEADER_BYTES:
-            _same_start(packet, start)
+        rounds[frm] = t + 1
+        if packet.nbytes > HEADER_BYTES and t >= held.taken.get(frm, 0):
+            if held.fresh:
+                _same_start(packet, start)
             yield Span("decode", 4 * seat.elements)
             if x:
-                rule.step(x, _tree(seat, packet, x), memory)
+                rule.step(x, _tree(seat, packet, x), held.memory)
+            held.taken[frm] = t + 1
+            held.reports += 1
             yield Span("outer", 12 * seat.elements)
-            state.round += 1
-            yield Boundary(state.round, state)
+            yield Boundary(held.reports, State(x=x, round=held.reports))
         if packet.header.flags & DONE:
             del rounds[frm]
             continue
         answer = seat.pack(x or None, seat.layout, Tag.TIER, Said(t, 0))
         yield Span("encode", 4 * seat.elements)
         yield Send((frm,), TO_SERVER, answer)
-    return state
+    return State(x=x, round=held.reports)
 
 
-def _report(seat: Seat, state: State, merged: Tree, flags: int = 0) -> Iterator[Effect]:
+def _report(seat: Seat, held: ServerState, flags: int = 0) -> Iterator[Effect]:
     """Sends u = M - x to the global server."""
-    u = map_tree(torch.sub, merged, state.x)
-    mark = digest(merged) if u and not state.round else 0
-    packet = seat.pack(u or None, seat.layout, Tag.TIER, Said(state.round, 0, mark, flags))
+    u = map_tree(torch.sub, held.merged, held.x)
+    mark = digest(held.merged) if u and not held.reports and held.fresh else 0
+    packet = seat.pack(u or None, seat.layout, Tag.TIER, Said(held.reports, 0, mark, flags))
     yield Span("encode", 4 * seat.elements)
     yield Send((_tiers(seat).top,), TO_SERVER, packet)
-    state.round += 1
 
 
 def _farewell(seat: Seat, state: State) -> Iterator[Effect]:
@@ -242,5 +275,5 @@ def _tree(seat: Seat, packet: Packet, like: Tree) -> Tree:
 def _same_start(packet: Packet, start: int) -> None:
     """Refuses a first packet whose sender began elsewhere."""
     header = packet.header
-    if header.round == 0 and packet.data is not None and header.digest != start:
+    if header.round == 0 and packet.data is not None and header.digest not in (0, start):
         raise RunFailed(f"{header.sender} starts from other parameters than its server: use the same seed for all")
