@@ -66,6 +66,12 @@ def ends_with(text: str) -> bool:
     return True
 
 
+def note(text: str) -> None:
+    """A line on stderr: for people, or an object where the log is one of objects."""
+    if not ends_with(text):
+        print(text, file=sys.stderr, flush=True)
+
+
 def _uncaught(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
     logging.getLogger("gossamer").critical("%s", f"{kind.__name__}: {error}", exc_info=(kind, error, trace) if error is not None else None)
 

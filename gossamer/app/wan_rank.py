@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -14,6 +13,7 @@ from gossamer.app.job import Job
 from gossamer.app.progress import Progress
 from gossamer.app.wan_end import finish
 from gossamer.app.wan_holding import Holding, compare, meet, part
+from gossamer.app.wan_logs import note
 from gossamer.app.wan_places import inner_address, peers_of, places_of, shifted
 from gossamer.app.wan_presence import Where, address_at, bind_of, check_relay, missing
 from gossamer.app.wan_ranks import started_store, torch_site
@@ -126,7 +126,7 @@ class RankRun:
 
         self.holding = holding = Holding(self.job, self.corpus, me, self.site, RunFolder(folder), found, progress, lambda report: False)
         hooks = holding.hooks
-        hooks.trouble = lambda text: print(text, file=sys.stderr, flush=True)
+        hooks.trouble = note
         hooks.shared = lambda own: self.crew.say({"bytes": own})
         if found is not None:
             holding.go_on()
@@ -174,7 +174,7 @@ class RankRun:
             crew.end(error)
             if group is not None and error is not group.board.failure and error is not crew.over and not isinstance(error, NotMet):
                 raise
-            print(f"session {session.number} ends here: {error}", file=sys.stderr, flush=True)
+            note(f"session {session.number} ends here: {error}")
         finally:
             holding.resuming.break_off()
             if group is not None and not parted:
@@ -238,5 +238,5 @@ def _never(trees: object, streams: object) -> str:
 
 def _orphaned() -> None:
     """The first rank is gone: nobody needs this one any more."""
-    print("the first rank of this site is gone: this one ends, too", file=sys.stderr, flush=True)
+    note("the first rank of this site is gone: this one ends, too")
     os._exit(1)

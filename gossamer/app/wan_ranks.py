@@ -8,7 +8,6 @@ down.
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ import torch
 
 from gossamer.app.job import Job
 from gossamer.app.wan_holding import Holding
+from gossamer.app.wan_logs import note
 from gossamer.app.wan_places import inner_address, ranks_of
 from gossamer.app.wan_state import have_of, mark_of
 from gossamer.core.errors import RunFailed
@@ -326,5 +326,5 @@ def torch_site(job: Job, store: Any, rank: int, size: int, local: bool) -> Torch
 
 def _doomed(why: str) -> None:
     """The main thread is stuck with a rank that is gone."""
-    print(f"error: {why}", file=sys.stderr, flush=True)
+    note(f"error: {why}")
     os._exit(1)
