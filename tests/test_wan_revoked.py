@@ -27,9 +27,11 @@ from gossamer.wan.certificates import Identity
 from gossamer.wan.client import CoordinatorClient
 from gossamer.wan.dial import Dial
 from gossamer.wan.doors import Anybody, Doors
-from gossamer.wan.guard import Guard, caller_of, ended_of
+from gossamer.wan.guard import AioGuard, Guard, caller_of, ended_of
 from gossamer.wan.loop import in_loop
 from gossamer.wan.records import Card
+from gossamer.wan.relay import RelayServer
+from gossamer.wan.relay_client import RelayClient
 from gossamer.wan.service import CoordinatorServer
 from gossamer.wan.trust import Distrusted, Party, Terms
 from gossamer.wan.vigil import Vigil
@@ -262,6 +264,29 @@ def test_a_vigil_tells_of_its_own_certificate_once(
         assert fault.own and fault.reason == ("revoked" if me is a else "expired")
         told.clear()
     Vigil(None, [broken], told.append).close()
+
+
+def test_a_relay_is_brought_the_list_and_lets_nobody_stand_who_is_in_it(tmp_path: Path) -> None:
+    folder, a, load = fresh(tmp_path)
+    sites = {site: load(site) for site in ("b", "c")}
+    guard = AioGuard("a", {TERMS.run: Party(TERMS, Anybody())}.get, a)
+    relay = RelayServer("127.0.0.1:0", guard)
+    doors = {site: Doors(site, Party(TERMS, Anybody()), me) for site, me in sites.items()}
+    clients = {site: RelayClient(doors[site].service(f"127.0.0.1:{relay.port}"), local=None) for site in sites}
+    try:
+        for client in clients.values():
+            client.wait(30)
+        revoke(folder, "c", sites["b"])
+        doors["b"].look()
+        assert (a.folder / "revoked.pem").read_bytes() == (folder / "revoked.pem").read_bytes()
+        eventually(lambda: clients["c"].failure is not None, "it is put out")
+        assert "the certificate of site c" in str(clients["c"].failure) and clients["b"].stands
+        doors["c"].look()
+        assert sites["c"].certificate.fault(sites["c"].revocations) is not None, "it sees for itself"
+    finally:
+        for client in clients.values():
+            client.close()
+        relay.close()
 
 
 # ---- the coordinator

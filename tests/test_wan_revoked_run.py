@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -13,13 +16,21 @@ from test_wan_run_faults import meets
 from test_wan_run_sessions import last
 from wan_run_toys import Field, field
 
-from gossamer.wan import ca
+from gossamer.wan import ca, certificates
 from gossamer.wan.calls import ask_status
 from gossamer.wan.certificates import Identity
 from gossamer.wan.dial import Dial
 from gossamer.wan.doors import Anybody
 from gossamer.wan.records import SiteStatus
 from gossamer.wan.trust import Party, Terms, read_secret
+
+
+@contextmanager
+def some_time_ago(seconds: float) -> Iterator[None]:
+    """Certificates are made as if it were then."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(certificates, "now_utc", lambda: datetime.now(UTC) - timedelta(seconds=seconds))
+        yield
 
 
 def revoke(run: Field, site: str, at: str) -> None:
@@ -81,3 +92,24 @@ def test_a_revoked_site_is_cut_off_and_says_so(method: str, site: str, at: str, 
         meets(run, site, *others)
         run.trains(site, 2)
         run.stops("lyon", "oslo", "porto")
+
+
+@pytest.mark.timeout(400)
+def test_a_certificate_that_ends_while_its_site_trains(text: Path, tmp_path: Path) -> None:  # noqa: F811
+    sets = sets_of(text, 3, "diloco", run__rounds=5000, clock__pace_s=0.1, eval__every=0, checkpoint__every=0)
+    with field(tmp_path / "wan", sets) as run:
+        shutil.move(run.root / "ca" / "sites" / "porto", run.root / "old")
+        with some_time_ago(24 * 3600 - 25.0):
+            ca.issue(run.root / "ca", "porto", ["127.0.0.1"], days=1)
+        run.join("lyon", "oslo", "porto")
+        meets(run, "porto", "lyon", "oslo")
+        run.trains("porto", 1)
+        run.ends("porto", code=1, timeout_s=60)
+        said = run.log("porto")
+        assert re.search(r"site porto stops here: .*the certificate of site porto expired on \d{4}-", said) and "Traceback" not in said, (
+            said
+        )
+        assert "site porto keeps its state after round" in said
+        meets(run, "lyon", "oslo", timeout_s=30)
+        run.trains("lyon", 2)
+        run.stops("lyon", "oslo")

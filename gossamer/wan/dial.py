@@ -160,11 +160,20 @@ class Dial:
 
     def look(self) -> None:
         """Ends calls to a peer that is not to be believed any more. Where a peer says that this site's own certificate was revoked, it
-        gets the list of which that is said, so as to see for itself: nobody is stopped by the word of another."""
+        gets the list of which that is said, so as to see for itself: nobody is stopped by the word of another. And a service that may
+        not be called for long, as a relay, is brought a newer list."""
         if (mine := self._identity) is None:
             return
-        if self._accused and time.monotonic() - self._learned_s > _LEARN_AGAIN_S:
-            self._learn(mine)
+        session, now_s = self._session, time.monotonic()
+        brings = self._site is None and session is not None and session.listed != self._listed()
+        if (self._accused or brings) and now_s - self._learned_s > _LEARN_AGAIN_S:
+            self._learned_s = now_s
+            with suppress(grpc.RpcError):
+                if self._accused:
+                    self._accused = False
+                    self._learn(mine)
+                else:
+                    self.open(_LEARN_S)
         with self._lock:
             under_way: list[Calling] = list(self._under_way)
         for one in under_way:
@@ -176,8 +185,7 @@ class Dial:
                 one.end(error)
 
     def _learn(self, mine: Identity) -> None:
-        self._accused, self._learned_s = False, time.monotonic()
-        with suppress(grpc.RpcError), self._raw(grpc, ()) as raw:
+        with self._raw(grpc, ()) as raw:
             if pem := raw.unary_unary(G.LIST)(mine.revocations.number.to_bytes(8, "big"), timeout=_LEARN_S):
                 mine.revocations.offer(pem)
 
