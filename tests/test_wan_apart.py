@@ -133,3 +133,16 @@ def test_what_the_group_does_about_a_death_it_still_does() -> None:
     Apart(SimpleNamespace(synchronous=False, min_sites=2), Others(), group, NAMES.get, Missing(lambda text: None, NAMES.get))  # type: ignore[arg-type]
     board.gone(2, "it failed")
     assert learned == [frozenset({2})]
+
+
+def test_who_leaves_dies_and_comes_back_is_said_once_each() -> None:
+    said: list[str] = []
+    missing = Missing(said.append, ("lyon", "oslo", "porto").__getitem__)
+    missing.met((0, 1))
+    missing.met((0, 1, 2))
+    missing.met((0, 2))  # oslo has left
+    missing.lost(2, "round 7: cut", "the others go on")
+    missing.met((0,))
+    missing.met((0, 1, 2))
+    missing.met((0, 1, 2))
+    assert said == ["site oslo has left", "site porto is gone (round 7: cut): the others go on", "site oslo is back", "site porto is back"]

@@ -221,7 +221,7 @@ def test_processes(text: Path, tmp_path: Path) -> None:  # noqa: F811
             run._start(name, "join", *where, *options, *[word for s in sets for word in ("--set", s)])
 
         second("twin")
-        run.ends("twin", code=1)
+        run.ends("twin", code=2)
         assert "another process of site oslo at 127.0.0.1:" in run.log("twin") and "--take-over" in run.log("twin")
         run.trains("oslo", 2)
 

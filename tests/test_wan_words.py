@@ -70,7 +70,7 @@ def test_what_a_newcomer_does_wrong_can_be_done_right_after(text: Path, tmp_path
         run.says("lyon", r"it begins with 2 sites[^\n]*\n(?s:.*)it begins with 2 sites")
         # A site with another configuration is told which; nothing is left of it.
         run.join("oslo", more=("plan.steps=9", "seed=4"))
-        run.ends("oslo", code=1)
+        run.ends("oslo", code=2)
         said = run.log("oslo")
         assert "plan.steps = 9 (the run: 2), seed = 4 (the run: 0)" in said and "--set wan.run=NAME" in said and "--resume" not in said
         assert not (runs / "oslo").exists()
@@ -86,7 +86,7 @@ def test_what_a_newcomer_does_wrong_can_be_done_right_after(text: Path, tmp_path
         for name, out, code, words in (
             ("lyon", "oslo", 2, "is of site oslo, and this is site lyon"),
             ("oslo", "oslo", 0, "site oslo has finished run one"),
-            ("lyon", "anew", 1, "run one is over: its summary is at site lyon"),
+            ("lyon", "anew", 2, "run one is over: its summary is at site lyon"),
         ):
             run._start("again", "join", "--site", name, "--coordinator", at, "--out", str(runs / out), *flags(sets))
             run.ends("again", code=code)
@@ -121,7 +121,7 @@ def test_every_line_of_stderr_is_an_object(text: Path, tmp_path: Path) -> None:
         done = subprocess.run([sys.executable, "-m", "gossamer", *arguments], capture_output=True, text=True, env=env, cwd=tmp_path)
         other.close()
     found = [json.loads(line) for line in done.stderr.splitlines()]
-    assert done.returncode == 1 and found[-1]["level"] == "error" and "differs from run run-7" in found[-1]["message"]
+    assert done.returncode == 2 and found[-1]["level"] == "error" and "differs from run run-7" in found[-1]["message"]
     assert found[0]["message"].startswith("site oslo of run run-7") and "site oslo of run run-7" in done.stdout
     assert {line["run"] for line in found} == {"run-7"}
 

@@ -20,6 +20,7 @@ class Missing:
     def __init__(self, say: Callable[[str], None], name: Callable[[int], str | None]) -> None:
         self._say, self._name = say, name
         self._gone: set[int] = set()
+        self._members: frozenset[int] = frozenset()
 
     def lost(self, seat: int, why: str, then: str) -> None:
         """A site is gone. `then`: what the others do."""
@@ -29,9 +30,13 @@ class Missing:
 
     def met(self, members: Iterable[int]) -> None:
         """These have met in a session."""
-        for seat in sorted(self._gone.intersection(members)):
+        before, self._members = self._members, frozenset(members)
+        for seat in sorted(self._members & self._gone):
             self._gone.discard(seat)
             self._say(f"site {self._name(seat) or f'at seat {seat}'} is back")
+        for seat in sorted(before - self._members - self._gone):
+            self._gone.add(seat)
+            self._say(f"site {self._name(seat) or f'at seat {seat}'} has left")
 
 
 class Apart:

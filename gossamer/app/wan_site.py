@@ -109,7 +109,7 @@ class SiteRun:
                 f"seat {me} has {self.job.fleet.ranks[me]} ranks, and site {self.where.site} runs {self.ranks.size}: check wan.sites"
             )
         asked = self.ranks.start(me, folder.path, found, self.presence.roster)
-        title, rounds = f"{self.job.title} at {self.where.site}", self.job.method.rounds
+        title, rounds = f"{self.spec.run} at {self.where.site}", self.job.method.rounds
 
         def progress(held: Snapshot) -> Progress:
             return Progress(rounds, title, first_round=held.state.round, first_tokens=held.state.tokens)
@@ -154,6 +154,7 @@ class SiteRun:
             finally:
                 if folder.there:
                     hooks.close()
+                    shutil.rmtree(folder.path / "given", ignore_errors=True)
 
     def on_signal(self, number: int) -> None:
         """Asks to leave, at the end of the round; a second time, at once."""

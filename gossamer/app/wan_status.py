@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from rich.console import Console
 from rich.text import Text
 
@@ -18,7 +20,7 @@ _ROOMY = 96
 def console() -> Console:
     """For tables: as wide as the terminal; without one, wide."""
     found = Console(highlight=False)
-    return found if found.is_terminal else Console(highlight=False, width=200)
+    return found if found.is_terminal or "COLUMNS" in os.environ else Console(highlight=False, width=200)
 
 
 def status_tables(found: Status, width: int = 200) -> Text:

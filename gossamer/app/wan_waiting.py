@@ -10,7 +10,7 @@ from functools import partial
 from gossamer.app.progress import duration
 from gossamer.app.wan_meeting import patiently
 from gossamer.app.wan_presence import Where
-from gossamer.core.errors import RunFailed
+from gossamer.core.errors import BadInput, RunFailed
 from gossamer.wan.calls import Away
 from gossamer.wan.client import CoordinatorClient
 from gossamer.wan.diagnose import speaks_tls
@@ -69,8 +69,9 @@ class Entrance:
         """Joins the run, when the coordinator answers.
 
         Raises:
-            Refused: it does not want this site.
-            RunFailed: no coordinator answers there, or the run is over.
+            BadInput: it will not have this site as it is, or the run is over.
+            Refused: for now.
+            RunFailed: no coordinator answers there.
         """
         waiting, client, taken = Waiting(self._say), self._client, ""
         timeout_s = min(_FIRST_S, client.timeouts.call)
@@ -84,7 +85,9 @@ class Entrance:
                     raise RunFailed(words) from None
                 waiting.still(f"waiting for the coordinator at {self._where.coordinator}: {error}")
             except Refused as error:
-                if error.code != "taken" or error.refusal.retry_s is None:
+                if error.refusal.retry_s is None:
+                    raise BadInput(str(error)) from None
+                if error.code != "taken":
                     raise
                 taken = taken or f"{error}; this one waits so long, or give --take-over"
                 waiting.still(taken)
@@ -107,14 +110,14 @@ class Entrance:
         """That the run has not come to its end while this site was away.
 
         Raises:
-            RunFailed: it has.
+            BadInput: it has.
         """
         run = self._client.spec.run
         with suppress(Away, Refused):
             plan = self._client.plan(self._client.timeouts.call)
             if plan is not None and plan.body.startswith(OVER):
                 self._client.leave()
-                raise RunFailed(
+                raise BadInput(
                     f"run {run} is over: its summary is at site {printable(plan.body.removeprefix(OVER))}. For another run give it its own "
                     f"id: --set wan.run=NAME, or forget the old one: gossamer wan forget {run}"
                 )

@@ -271,7 +271,7 @@ class Dial:
 
     def _check_self(self) -> None:
         if self._identity and (fault := self._identity.certificate.fault(self._identity.revocations)):
-            raise Distrusted(fault[0], f"this site's own: {fault[1]}", own=True)
+            raise Distrusted(fault[0], fault[1], own=True)
 
     def _listed(self) -> int:
         """Number of the list of revoked certificates, as of now."""

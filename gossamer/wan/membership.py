@@ -197,7 +197,8 @@ def leave(state: Membership, who: Caller) -> Membership:
     if member is None or member.boot != who.boot or not member.there:
         return state
     gone = _put(state, _as(member, there=False, inside=False))
-    return _changed(_with(gone, left=(*state.left, member.seat))).counting("leaves")
+    gone = _changed(_with(gone, left=(*state.left, member.seat)))
+    return gone if state.ended is not None else gone.counting("leaves")
 
 
 def forget(state: Membership, site: str) -> Membership:
@@ -316,6 +317,12 @@ def _free_seat(state: Membership, site: str, wish: int | None) -> int:
     if wish is not None and wish < state.spec.seats and wish not in taken:
         return wish
     free = next((s for s in range(state.spec.seats) if s not in taken), None)
+    if free is None and state.ended is not None:
+        raise Refused(
+            "full",
+            f"run {state.spec.run} is over: its summary is at site {state.ended.site}. For another run give it its own id: "
+            f"--set wan.run=NAME, or forget the old one: gossamer wan forget {state.spec.run}",
+        )
     if free is None:
         spec, names = state.spec, ", ".join(f"{m.site} {'there' if m.there else 'out'}" for m in state.members)
         raise Refused(

@@ -33,6 +33,8 @@ def run_status(run: Told, sessions: Sequence[Session], now_s: float) -> RunStatu
     """
     state = run.state
     first = max((run.reports[m.site].round for m in state.living if m.site in run.reports), default=None)
+    if first is None and state.ended is not None:  # a coordinator that was started again
+        first = state.ended.round
     return RunStatus(
         run=state.spec.run,
         epoch=state.epoch,
