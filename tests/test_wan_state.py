@@ -85,7 +85,7 @@ def test_a_transfer_that_breaks_midway_goes_on_where_it_was(tmp_path: Path) -> N
     async def test(channel: Any) -> None:
         donor.breaks_after = 7
         with pytest.raises(NotBrought, match="the line broke"):
-            await fetch(channel, ask, path, 0.3)
+            await fetch(channel, ask, path, 2.0)
         (part,) = path.parent.iterdir()
         kept = part.stat().st_size // 1000
         assert 1 <= kept <= 7 and not path.exists(), "nothing stands for the state before all of it is there"
@@ -128,7 +128,7 @@ def test_what_is_not_as_it_was_offered_is_not_taken(tmp_path: Path) -> None:
             await fetch(channel, StateAsk(session=5, inner=False), path, 5.0)
         assert not part.exists()
         with pytest.raises(NotBrought, match="session 6 is not here"):
-            await fetch(channel, StateAsk(session=6, inner=False), path, 0.2)
+            await fetch(channel, StateAsk(session=6, inner=False), path, 2.0)
         donor.server.forget()
         call = channel.unary_unary(f"/{state_service.SERVICE}/Piece")
         with pytest.raises(grpc.RpcError, match="no such piece"):
