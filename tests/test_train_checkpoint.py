@@ -135,7 +135,7 @@ def test_only_closed_rounds_count(tmp_path):
     assert K.latest(tmp_path) == 2
     write(tmp_path, 1_000_000)
     assert K.latest(tmp_path) == 1_000_000
-    with pytest.raises(RunFailed, match="not worker 7"):
+    with pytest.raises(RunFailed, match=r"not worker 7.*Put its own back, or remove"):
         K.read_part(tmp_path, 2, 7)
 
 
@@ -179,6 +179,9 @@ def test_a_write_that_fails_leaves_the_old_part_and_no_scratch(tmp_path, monkeyp
             K.close(tmp_path, 4, 0, parts)
     assert K.latest(tmp_path) == 4 and K.read_manifest(tmp_path, 4).tokens == 400
     assert files_of(tmp_path) == ["manifest.json", "worker-0.safetensors", "worker-1.safetensors"]
+    (tmp_path / "file").touch()
+    with pytest.raises(RunFailed, match=r"cannot be written .*free some space or set another run folder"):
+        K.write_part(tmp_path / "file", 4, 0, State(tree(9)), {})
 
 
 def test_a_round_written_again_counts_once_closed_again(tmp_path, caplog):

@@ -173,6 +173,12 @@ def test_load_casts_resets_and_refuses():
         b.load({"other": x[name]})
     with pytest.raises(RunFailed, match="shape"):
         b.load({name: torch.zeros(3)})
+    b.compute(WORK)
+    saved = b.state()
+    key = f"exp_avg/{name}"
+    with pytest.raises(RunFailed, match=r"of shape .*it is another model's"):  # torch would read past its end
+        b.load_state(saved | {key: saved[key][:3]})
+    b.load_state(saved)
 
 
 def test_views_are_live_and_follow_load():

@@ -225,3 +225,12 @@ def test_what_was_proposed_before_a_sleep_is_void(desk: Desk) -> None:
     assert desk.propose("c", at(3)).session is None, "the others may have gone on without this coordinator"
     desk.propose("a", at(3))
     assert desk.propose("b", at(3)).session is not None
+
+
+def test_nobody_stops_for_one_that_will_not_have_them(desk: Desk) -> None:
+    desk.found("a", "b", "c")
+    desk.go_on("a", "b", have=at(3), gone=(2,))
+    for gone, waiting in (((0,), ()), ((), (2,))):
+        desk.propose("c", at(2), gone=gone, alive=(0, 1, 2))
+        desk.coordinator.tick()
+        assert desk.coordinator.runs["demo"].waiting == waiting

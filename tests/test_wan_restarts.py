@@ -74,3 +74,18 @@ def test_the_sessions_that_opened_without_it_are_remembered() -> None:
         client.tell(session(number, 0, 2))
         assert found.latest == found.known(number) == session(number, 0, 2)
     assert found.known(38) == session(38, 0, 2) and found.known(6) is None, "the last ones"
+
+
+def test_whom_a_site_left_behind_is_waited_for_again_when_it_was_left_behind_itself() -> None:
+    """A slow site takes the others for slow. Where these go on without it, it asks them to let it in."""
+    client = Client(session(6, 0, 1, 2))
+    late, found = [2], sessions_of(client)
+    found._gone = lambda: late
+    found.on_missed = late.clear
+    with pytest.raises(NotYet):
+        found.open(at(8, session=6), timeout_s=0.1)
+    assert client.asked[-1].gone == (2,)
+    client.tell(session(7, 0, 2))
+    with pytest.raises(NotYet):
+        found.open(at(8, session=6), timeout_s=0.1)
+    assert client.asked[-1].gone == ()

@@ -19,7 +19,7 @@ from gossamer.wan.calls import plain
 from gossamer.wan.client import CoordinatorClient
 from gossamer.wan.guard import Guard, caller_of
 from gossamer.wan.messages import MAX_MESSAGE_BYTES, Refusal, Refused, pack
-from gossamer.wan.records import Card, Propose
+from gossamer.wan.records import PROTOCOL, Ask, Card, Join, Propose
 from gossamer.wan.service import SERVICE, CoordinatorServer
 from gossamer.wan.trust import Party, Terms
 
@@ -138,3 +138,17 @@ def test_off_the_machine_there_is_no_plain_text(tmp_path: Path) -> None:
         CoordinatorServer(tmp_path / "runs.db", f"127.0.0.1:{server.port}")
     with CoordinatorServer(tmp_path / "a.db", "127.0.0.1:0") as server, pytest.raises(BadInput, match="cannot be bound"):
         CoordinatorServer(tmp_path / "b.db", f"127.0.0.1:{server.port}")
+
+
+def test_a_damaged_state_file_is_named_with_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+    with CoordinatorServer(path, "127.0.0.1:0", threads=8) as server:
+        assert isinstance(
+            said(server, "Join", pack(Join(protocol=PROTOCOL, spec=quick(), caller=caller("a"), card=Card(address=None)))), bytes
+        )
+        server._db._db.execute("DROP TABLE sessions")  # as where the disk cannot be read
+        refusal = said(server, "Status", pack(Ask()))
+        assert isinstance(refusal, Refusal) and refusal.code == "disk" and "could not read its state" in refusal.text
+        server._db._db.execute("UPDATE runs SET state = '{}'")
+    with pytest.raises(BadInput, match=r"runs\.db cannot be used as the coordinator's state \(no Membership.*move it away"):
+        CoordinatorServer(path, "127.0.0.1:0", threads=8)

@@ -7,10 +7,12 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from small_runs import corpus, flags, settings
 from trust_toys import identity, sites
 from wan_run_toys import field
@@ -18,11 +20,16 @@ from wan_run_toys import field
 from gossamer.app.config import load
 from gossamer.app.job import resolve
 from gossamer.app.progress import Progress
+from gossamer.app.wan import _say
 from gossamer.app.wan_folder import SiteFolder
 from gossamer.app.wan_presence import Where
+from gossamer.app.wan_spec import run_name
+from gossamer.app.wan_state import Snapshot, read, write
 from gossamer.app.wan_waiting import Waiting, elsewhere, waits
 from gossamer.cli import main
-from gossamer.core.errors import BadInput
+from gossamer.core.errors import BadInput, RunFailed
+from gossamer.core.tree import master
+from gossamer.train import checkpoint
 from gossamer.wan.calls import Away, ask_status, plain
 from gossamer.wan.client import CoordinatorClient
 from gossamer.wan.diagnose import speaks_tls
@@ -145,11 +152,33 @@ def test_a_folder_is_of_one_site_and_one_run(text: Path, tmp_path: Path) -> None
         again.begin(0)
     with pytest.raises(BadInput, match=r"plan\.steps = 9 \(the run: 2\)"):
         SiteFolder(path, resolve(load([], sets_of(text, plan__steps=9))), data, "lyon", "one")
+    facts = path / "facts.json"
+    facts.write_text(facts.read_text().replace('"wan"', '"net"'))
+    with pytest.raises(BadInput, match=r"is none of a site, but of gossamer train: choose another folder with --out"):
+        SiteFolder(path, job, data, "lyon", "one")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").touch()
     with pytest.raises(BadInput, match="choose another folder with --out") as refused:
         SiteFolder(tmp_path / "other", job, data, "lyon", "one")
     assert "--resume" not in str(refused.value)
+
+
+def test_a_checkpoint_of_another_model_or_command_is_named_with_what_to_do(text: Path, tmp_path: Path) -> None:
+    job = resolve(load([], sets_of(text)))
+    body = job.body(0, job.corpus())
+    held = Snapshot.of(job.first_state(0, master(body.tree)), body, 1.0, 3)
+    sha = write(tmp_path, 0, held)[1]
+    checkpoint.close(tmp_path, 0, 0, {0: sha})
+    assert read(tmp_path, 0, 0, body).session == 3
+    name = next(iter(held.state.x))
+    for x, extra, words in (
+        ({**held.state.x, name: torch.zeros(3)}, {"time_s": 1.0, "session": 3}, f"is of another model, which has another {name}: put"),
+        (held.state.x, {}, "is none that a site has written: put its own"),
+    ):
+        state = replace(held.state, x=x)
+        checkpoint.close(tmp_path, 0, 0, {0: checkpoint.write_part(tmp_path, 0, 0, state, held.body, extra)})
+        with pytest.raises(RunFailed, match=words):
+            read(tmp_path, 0, 0, body)
 
 
 # ---- waiting
@@ -231,3 +260,44 @@ def test_time_outs_are_shown_when_asked_for(text: Path, tmp_path: Path) -> None:
         run.says("lyon", r"keepalive +\d")
         run.kill("lyon", signal.SIGTERM)
         run.ends("lyon", code=128 + signal.SIGTERM)
+
+
+@pytest.mark.parametrize(
+    ("option", "address"),
+    [
+        ("--coordinator", "127.0.0.1"), ("--coordinator", "http://127.0.0.1:7400"), ("--relay", "127.0.0.1:abc"), ("--bind", "127.0.0.1"),
+        ("--bind", "127.0.0.1:70000"), ("--advertise", "lyon:99999"), ("--advertise", f"{'x' * 300}:1"),
+    ],
+)  # fmt: skip
+def test_what_is_no_address_is_refused_and_not_waited_for(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, address: str
+) -> None:
+    given = {"--coordinator": "127.0.0.1:1", option: address}
+    command = ["wan", "join", "--site", "lyon", "--out", str(tmp_path / "run"), *(word for pair in given.items() for word in pair)]
+    assert main([*command, *flags(sets_of(text))]) == 2
+    said = capsys.readouterr().err
+    assert address in said and "expected HOST:PORT" in said
+
+
+def test_a_coordinator_listens_where_it_was_told_to_or_nowhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    for bind, state in (("127.0.0.1:70000", tmp_path / "runs.db"), ("127.0.0.1:0", tmp_path / "file" / "runs.db")):
+        assert main(["wan", "coordinator", "--bind", bind, "--state", str(state)]) == 2
+    said = capsys.readouterr().err
+    assert "127.0.0.1:70000: cannot be bound: expected HOST:PORT" in said
+    assert "file/runs.db cannot be used as the coordinator's state" in said
+
+
+@pytest.mark.parametrize("run", ["Привет", "a b", "r" * 65, "../one"])
+def test_an_id_of_a_run_is_not_made_into_another_one(text: Path, run: str) -> None:
+    with pytest.raises(BadInput, match=r"wan\.run is .*expected 1 to 64 of"):
+        run_name(resolve(load([], sets_of(text, wan__run=json.dumps(run, ensure_ascii=False)))))
+    assert run_name(resolve(load([], sets_of(text, wan__run='"one-1.b_2"')))) == "one-1.b_2"
+
+
+def test_addresses_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """In some of them there is the name of a picture."""
+    _say("waits for [2001:db8:100:5::1]:7001")
+    assert capsys.readouterr().out == "waits for [2001:db8:100:5::1]:7001\n"
+    with Progress(4, "2001:db8:100:5::1"):
+        assert "2001:db8:100:5::1" in capsys.readouterr().out

@@ -17,8 +17,8 @@ from gossamer.net.start import STORE_ENV
 
 def _console() -> Console:
     """Wide enough for a table where there is no terminal to ask."""
-    found = Console(highlight=False, soft_wrap=True)
-    return found if found.is_terminal else Console(highlight=False, soft_wrap=True, width=200)
+    found = Console(emoji=False, highlight=False, soft_wrap=True)
+    return found if found.is_terminal else Console(emoji=False, highlight=False, soft_wrap=True, width=200)
 
 
 def _resumed(run: Path, configs: Sequence[Path], sets: Sequence[str], command: str, world: str) -> tuple[RunFolder, Job]:

@@ -50,7 +50,7 @@ class Progress:
     ) -> None:
         self._total, self._title, self._quiet = total_rounds, title, quiet
         self._first_round, self._first_tokens = first_round, first_tokens
-        self._console = Console(file=file, highlight=False, soft_wrap=True)
+        self._console = Console(file=file, emoji=False, highlight=False, soft_wrap=True)
         self._now_s = now_s
         self._begin_s = now_s()
         self._shown = first_round * _PLAIN_LINES // max(1, total_rounds)

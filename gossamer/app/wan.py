@@ -40,9 +40,9 @@ def ca_list(folder: Path) -> None:
         found = one.certificate
         until = one.revoked or found.ends
         table.add_row(found.site, one.state, certificates.date(until), ", ".join(found.hosts) or "-", f"{found.serial:x}")
-    console = Console(highlight=False)
+    console = Console(emoji=False, highlight=False)
     if not console.is_terminal:
-        console = Console(highlight=False, width=200)
+        console = Console(emoji=False, highlight=False, width=200)
     console.print(table if table.row_count else f"{folder}: no certificates yet: make one with gossamer wan ca issue SITE")
 
 
@@ -63,4 +63,4 @@ def _part(name: str) -> ModuleType:
 
 
 def _say(text: str) -> None:
-    Console(highlight=False, soft_wrap=True).print(text, markup=False)
+    Console(emoji=False, highlight=False, soft_wrap=True).print(text, markup=False)

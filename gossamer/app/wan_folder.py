@@ -13,6 +13,7 @@ from gossamer.train.data import Corpus
 from gossamer.wan.differing import named, settings_of
 
 _ANEW = "choose another folder with --out, and for another run an id of its own: --set wan.run=NAME"
+_COMMANDS = {"sim": "simulate", "net": "train"}
 
 
 class SiteFolder(RunFolder):
@@ -35,6 +36,8 @@ class SiteFolder(RunFolder):
             check_new(path, f"it has no config.toml, and so is no run folder to go on with: {_ANEW}")
             return
         facts = self.facts()
+        if facts["world"] != "wan":
+            raise BadInput(f"the run folder {path} is none of a site, but of gossamer {_COMMANDS[facts['world']]}: {_ANEW}")
         for key, what in (("site", "site"), ("run", "run")):
             if (found := facts.get(key, self._mine[key])) != self._mine[key]:
                 raise BadInput(f"the run folder {path} is of {what} {found}, and this is {what} {self._mine[key]}: {_ANEW}")

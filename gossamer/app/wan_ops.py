@@ -76,7 +76,7 @@ def check(
 
 
 def _show(finding: Finding) -> None:
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(emoji=False, highlight=False, soft_wrap=True)
     console.print(_SIGNS[finding.level], end=" ")
     console.print(f"{finding.what}: {finding.text}", markup=False)
     if finding.remedy:

@@ -14,6 +14,7 @@ from gossamer.app.wan_spec import RosterOf, advertised, identity_of, secret_of, 
 from gossamer.core.errors import BadInput, RunFailed
 from gossamer.core.ranges import Ranges
 from gossamer.wan.access import Access, Peer
+from gossamer.wan.check import check_address
 from gossamer.wan.client import CoordinatorClient
 from gossamer.wan.doors import Doors
 from gossamer.wan.listening import Port
@@ -21,7 +22,7 @@ from gossamer.wan.loop import in_loop
 from gossamer.wan.neighbours import Neighbours
 from gossamer.wan.records import Card, Roster, Spec
 from gossamer.wan.relay_client import RelayClient, peer_of, relayed
-from gossamer.wan.trust import Party, host_of, is_loopback
+from gossamer.wan.trust import Party, check_bind, host_of, is_loopback
 from gossamer.wan.vigil import Vigil
 from gossamer.wan.wire import Links
 
@@ -124,6 +125,11 @@ class Presence:
         on_out: Callable[[RunFailed], None] = lambda error: None,
     ) -> None:
         places, ranks = places or Ranges((1,) * spec.seats, {}), ranks or Ranks()
+        for option, address in (("--coordinator", where.coordinator), ("--relay", where.relay), ("--advertise", where.advertise)):
+            if address is not None:
+                check_address(option, address)
+        if where.bind is not None:
+            check_bind(where.bind)
         identity, secret = identity_of(where.identity), secret_of(where.identity, where.secret)
         self._me, self._places = where.site, places
         self._client: CoordinatorClient | None = None

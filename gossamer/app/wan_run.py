@@ -53,7 +53,6 @@ def coordinator(
     over = threading.Event()
     mine, looks = identity_of(identity), []
     beside: RelayServer | None = None
-    state.parent.mkdir(parents=True, exist_ok=True)
     if known is None:
         set_up_logs(log_format, site="coordinator", run="-")
         server = CoordinatorServer(state, bind, services=[check_handlers(lambda context: None, None)])
@@ -100,7 +99,7 @@ def join(configs: Sequence[Path], sets: Sequence[str], where: Where, *, out: Pat
         return
     command = [*map(str, configs), *(word for one in sets for word in ("--set", one)), *_words(where), "--out", str(path)]
     folder, whole = _take_part(job, where, path, place, ["wan", "join", *command, "--log-format", log_format])
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(emoji=False, highlight=False, soft_wrap=True)
     if whole:
         from gossamer.report import page
 

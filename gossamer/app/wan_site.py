@@ -70,7 +70,7 @@ class SiteRun:
         self.job, self.where, self.corpus = job, where, corpus
         self.places, self.ranks = places_of(job), ranks or Ranks()
         self.spec = spec_of(job, corpus)
-        self._console = Console(highlight=False, soft_wrap=True)
+        self._console = Console(emoji=False, highlight=False, soft_wrap=True)
         self._asked: int | None = None
         self._group: Group | None = None
         self._apart: Apart
@@ -85,6 +85,7 @@ class SiteRun:
         self.client, self.neighbours = self.presence.client, self.presence.neighbours
         self.sessions = Sessions(self.client, alive=self.neighbours.alive, gone=self.neighbours.gone, ask=self.neighbours.ask)
         self.neighbours.on_ask = self.sessions.serve
+        self.sessions.on_missed = lambda: self.neighbours.late(frozenset())  # it was this site that was late
         self.ops.coordinator(lambda: self.client.there)
         self.deadline = Deadline(self.spec.floor_s, self.spec.spread)
         self._missing = Missing(self._say, self.presence.name_of)

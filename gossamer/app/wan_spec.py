@@ -84,8 +84,17 @@ def settings_of_job(job: Job) -> dict[str, str]:
 
 
 def run_name(job: Job) -> str:
-    """The id of the run."""
-    named = re.sub(r"[^A-Za-z0-9._-]+", "-", job.config.wan.run or job.title).strip("-._")[:64]
+    """The id of the run.
+
+    Raises:
+        BadInput: the one that was given cannot be. Two that differ must not become one.
+    """
+    given = job.config.wan.run
+    named = re.sub(r"[^A-Za-z0-9._-]+", "-", given or job.title).strip("-._")[:64]
+    if given and named != given:
+        raise BadInput(
+            f"wan.run is {given[:80]!r}: expected 1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-', beginning and ending with a letter or digit"
+        )
     return named or "run"
 
 

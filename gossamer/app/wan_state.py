@@ -86,8 +86,18 @@ def give(folder: Path, me: int, held: Snapshot, inner: bool, place: Place) -> Pa
 
 
 def read(folder: Path, round: int, me: int, body: TrainBody, place: Place = ALONE) -> Snapshot:
-    """This site's own checkpoint."""
+    """This site's own checkpoint.
+
+    Raises:
+        RunFailed: it cannot be read, or is of another model.
+    """
     part = checkpoint.read_part(folder, round, me, body.device, place)
+    remedy = f"put its own checkpoints back into {folder}, or remove that folder to take the state of another site"
+    for name, own in body.tree.items():
+        if name not in part.state.x or part.state.x[name].shape != own.shape:
+            raise RunFailed(f"the checkpoint of round {round} in {folder} is of another model, which has another {name}: {remedy}")
+    if {"time_s", "session"} - part.extra.keys():
+        raise RunFailed(f"the checkpoint of round {round} in {folder} is none that a site has written: {remedy}")
     body.load_state(part.body)
     return Snapshot(part.state, part.body, float(part.extra["time_s"]), int(part.extra["session"]))
 

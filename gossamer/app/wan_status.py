@@ -19,8 +19,8 @@ _ROOMY = 96
 
 def console() -> Console:
     """For tables: as wide as the terminal; without one, wide."""
-    found = Console(highlight=False)
-    return found if found.is_terminal or "COLUMNS" in os.environ else Console(highlight=False, width=200)
+    found = Console(emoji=False, highlight=False)
+    return found if found.is_terminal or "COLUMNS" in os.environ else Console(emoji=False, highlight=False, width=200)
 
 
 def status_tables(found: Status, width: int = 200) -> Text:

@@ -22,7 +22,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -112,7 +112,10 @@ def read_part(folder: Path, round: int, worker: int, device: torch.device = _CPU
     """
     manifest = read_manifest(folder, round)
     if worker not in manifest.parts:
-        raise RunFailed(f"the checkpoint of round {round} has workers {sorted(manifest.parts)}, not worker {worker}")
+        raise RunFailed(
+            f"the checkpoint of round {round} in {folder} has workers {sorted(manifest.parts)}, not worker {worker}: it is another one's. "
+            f"Put its own back, or remove {round_folder(folder, round)} to go on from an earlier one"
+        )
     shas = manifest.parts[worker]
     if len(shas) == place.ranks:
         about, tensors = _read_file(part_path(folder, round, worker, place), round, shas[place.rank])
@@ -347,7 +350,8 @@ def _replacing(path: Path) -> Iterator[Path]:
     except (OSError, SafetensorError) as error:
         raise RunFailed(f"the checkpoint {path} cannot be written ({error}): free some space or set another run folder") from error
     finally:
-        scratch.unlink(missing_ok=True)
+        with suppress(OSError):  # it is not there, nor can be
+            scratch.unlink(missing_ok=True)
 
 
 def _flush(path: Path) -> None:

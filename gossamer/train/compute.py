@@ -178,6 +178,12 @@ class TrainBody:
             slot, _, name = key.partition("/")
             if not name:
                 continue
+            here = buffers.get(name) if slot == "buffer" else self._params.get(name)
+            if here is not None and isinstance(value, Tensor) and value.ndim and value.shape != here.shape:  # torch may not look
+                raise RunFailed(
+                    f"the saved state has {key!r} of shape {tuple(value.shape)}, where this model has {tuple(here.shape)}: it is another "
+                    "model's; resume with the configuration of the run"
+                )
             if slot == "buffer" and name in buffers:
                 buffers[name].copy_(value)
             elif name in self._params:

@@ -36,7 +36,7 @@ CALL_S = 15.0
 _SOON = timedelta(days=14)
 _ANSWERS = 9
 _RELAY = "or use a relay: gossamer wan relay on a machine that can be dialled, and --relay HOST:PORT here"
-_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\s/:]+):(\d{1,5})")
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\s/:]{1,253}):(\d{1,5})")
 
 Channel = Callable[[Any], Any]
 Level = Literal["ok", "warning", "wrong"]

@@ -10,6 +10,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from gossamer.core.errors import BadInput
 from gossamer.wan.membership import Membership
@@ -23,6 +24,14 @@ CREATE TABLE runs (run TEXT PRIMARY KEY, state BLOB NOT NULL);
 CREATE TABLE sessions (run TEXT NOT NULL, number INTEGER NOT NULL, record BLOB NOT NULL, PRIMARY KEY (run, number)) WITHOUT ROWID;
 CREATE TABLE plans (run TEXT NOT NULL, version INTEGER NOT NULL, record BLOB NOT NULL, PRIMARY KEY (run, version)) WITHOUT ROWID;
 """
+
+
+def unusable(path: Path, why: str) -> BadInput:
+    """A file from which no coordinator can go on."""
+    return BadInput(
+        f"{path} cannot be used as the coordinator's state ({why}): expected a file that this made, or a place for one. Where such a file "
+        "is damaged, move it away (with its -wal and -shm) and start anew: runs go on from what their sites know"
+    )
 
 
 class LedgerDB:
@@ -45,9 +54,18 @@ class LedgerDB:
         except (sqlite3.Error, OSError) as error:
             if "locked" in str(error):
                 raise BadInput(f"{path} is in use by another coordinator: stop that one, or give this one a file of its own") from error
-            raise BadInput(
-                f"{path} cannot be used as the coordinator's state ({error}): expected a file that this made, or a place for one"
-            ) from error
+            raise unusable(path, str(error)) from error
+
+    def _rows(self, question: str, *values: Any) -> list[Any]:
+        """What the file says.
+
+        Raises:
+            Refused: (disk) it cannot be read.
+        """
+        try:
+            return self._db.execute(question, values).fetchall()
+        except sqlite3.Error as error:
+            raise Refused("disk", f"the coordinator could not read its state ({error})", 1.0) from error
 
     def _open(self, path: Path) -> None:
         application = self._db.execute("PRAGMA application_id").fetchone()[0]
@@ -82,7 +100,7 @@ class LedgerDB:
 
     def runs(self) -> list[Membership]:
         """All runs."""
-        return [unpack(Membership, state) for (state,) in self._db.execute("SELECT state FROM runs ORDER BY run").fetchall()]
+        return [unpack(Membership, state) for (state,) in self._rows("SELECT state FROM runs ORDER BY run")]
 
     def put(self, state: Membership) -> None:
         """Writes the state of a run."""
@@ -90,12 +108,12 @@ class LedgerDB:
 
     def session(self, run: str, number: int) -> Session | None:
         """A session."""
-        row = self._db.execute("SELECT record FROM sessions WHERE run = ? AND number = ?", (run, number)).fetchone()
-        return None if row is None else unpack(Session, row[0])
+        rows = self._rows("SELECT record FROM sessions WHERE run = ? AND number = ?", run, number)
+        return unpack(Session, rows[0][0]) if rows else None
 
     def sessions(self, run: str, n: int) -> list[Session]:
         """The latest, newest first."""
-        rows = self._db.execute("SELECT record FROM sessions WHERE run = ? ORDER BY number DESC LIMIT ?", (run, n)).fetchall()
+        rows = self._rows("SELECT record FROM sessions WHERE run = ? ORDER BY number DESC LIMIT ?", run, n)
         return [unpack(Session, record) for (record,) in rows]
 
     def put_session(self, run: str, session: Session) -> None:
@@ -104,10 +122,10 @@ class LedgerDB:
 
     def plan(self, run: str, version: int | None = None) -> Plan | None:
         """A plan; None as version: the latest."""
-        row = self._db.execute(
-            "SELECT record FROM plans WHERE run = ? AND (? IS NULL OR version = ?) ORDER BY version DESC LIMIT 1", (run, version, version)
-        ).fetchone()
-        return None if row is None else unpack(Plan, row[0])
+        rows = self._rows(
+            "SELECT record FROM plans WHERE run = ? AND (? IS NULL OR version = ?) ORDER BY version DESC LIMIT 1", run, version, version
+        )
+        return unpack(Plan, rows[0][0]) if rows else None
 
     def put_plan(self, run: str, plan: Plan) -> None:
         """Writes a plan."""

@@ -110,7 +110,7 @@ class Neighbours:
             io_loop().call_soon_threadsafe(known.hurry.set)
 
     def late(self, seats: frozenset[int]) -> None:
-        """These are not waited for in the next opening; none: they are again."""
+        """These are not waited for in the next opening, whoever it lets in; none: they are again."""
         self._late = set(seats)
 
     def _gone(self, known: _Known, now_s: float) -> bool:

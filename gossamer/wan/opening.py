@@ -78,7 +78,7 @@ class Book:
     def waiting(self, state: Membership) -> tuple[int, ...]:
         """Who asks for the next session, and could be let in if all others of the latest one asked, too."""
         said, inside = self._valid(state), state.inside
-        asking = {s for s, p in said.items() if s in inside or inside <= {s, *p.alive}}
+        asking = {s for s, p in said.items() if s in inside or inside <= {s, *p.alive} - set(p.gone)}
         together = inside | asking
         if not inside or len(together) < state.spec.min_sites or (state.spec.elects and not _half(state, together, more=False)):
             return ()

@@ -25,11 +25,11 @@ import grpc
 
 from gossamer.core.errors import BadInput
 from gossamer.wan.coordinator import Coordinator
-from gossamer.wan.ledgerdb import LedgerDB
+from gossamer.wan.ledgerdb import LedgerDB, unusable
 from gossamer.wan.membership import is_loopback
 from gossamer.wan.messages import MAX_MESSAGE_BYTES, Code, Record, Refused, pack, unpack
 from gossamer.wan.records import Ask, Beat, Caller, Forget, HandIn, Join, News, Propose, Publish, Status, Verdict
-from gossamer.wan.trust import Distrusted
+from gossamer.wan.trust import Distrusted, check_bind
 
 log = logging.getLogger(__name__)
 
@@ -122,10 +122,13 @@ class CoordinatorServer:
         self._server = grpc.server(pool, interceptors=list(interceptors), options=OPTIONS, maximum_concurrent_rpcs=4 * threads)
         self._server.add_generic_rpc_handlers((self._handlers(), *services))
         try:
+            check_bind(bind)
             self.coordinator = Coordinator(self._db, clock, lambda run: self._changed.notify_all())
             self.port = listen(self._server, bind)
-        except BaseException:
+        except BaseException as error:
             self._db.close()
+            if isinstance(error, Refused):
+                raise unusable(state, str(error)) from error
             raise
         self._server.start()
         self._ticker = threading.Thread(target=self._tick, name="coordinator-tick", daemon=True)

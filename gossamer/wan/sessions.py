@@ -67,6 +67,8 @@ class Sessions:
         """The latest that this process has asked for: where its seat is in that one, it is."""
         self.missed = 0
         """Sessions that opened without this site, since it first asked for one."""
+        self.on_missed: Callable[[], None] = lambda: None
+        """Called at each of these."""
         self._seen: Session | None = None
         self._known: dict[int, Session] = {}
 
@@ -194,6 +196,7 @@ class Sessions:
         """The latest session, if it has this site in it and was not given yet: the news may be quicker than the answer."""
         if self._client.seat not in latest.members and self._asked_for and latest != self._seen:
             self.missed += 1
+            self.on_missed()
         self._seen = latest
         if latest == self._opened or latest.number > self._asked_for or self._client.seat not in latest.members:
             return None

@@ -47,6 +47,7 @@ Reason: TypeAlias = Literal[
 REFUSED_KEY = "gossamer-refused"
 """Trailing metadata of a refused call: its reason."""
 SECRET_BYTES = 32
+_MOST_PORT = 65535
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HASH = re.compile(r"[0-9a-f]{1,64}")
 
@@ -197,6 +198,17 @@ def host_of(address: str) -> str:
     ('::1', '10.0.0.1')
     """
     return address.rpartition(":")[0].strip("[]")
+
+
+def check_bind(address: str) -> None:
+    """Refuses what is no place to listen at. gRPC would take a port above 65535, and listen at another one.
+
+    Raises:
+        BadInput: it has another form.
+    """
+    _, colon, port = address.rpartition(":")
+    if not colon or not port.isdecimal() or len(port) > 5 or int(port) > _MOST_PORT:
+        raise BadInput(f"{address}: cannot be bound: expected HOST:PORT with a port up to {_MOST_PORT}, such as 0.0.0.0:7001")
 
 
 def check_plain(address: str) -> None:
