@@ -123,7 +123,7 @@ class Desk:
             Propose(
                 caller=caller(site, boot),
                 number=last + 1 if number is None else number,
-                entered=entered,
+                entered=self.key(entered),
                 have=have,
                 alive=reached,
                 gone=gone,
@@ -147,7 +147,12 @@ class Desk:
         return self.go_on(*(sites or ("a", "b", "c")))
 
     def beat(self, site: str, boot: int = 0, round: int = 0, entered: int = 0) -> Any:
-        return self.coordinator.beat(Beat(caller=caller(site, boot), report=Report(round=round), entered=entered))
+        return self.coordinator.beat(Beat(caller=caller(site, boot), report=Report(round=round), entered=self.key(entered)))
+
+    def key(self, number: int) -> str | None:
+        """Of the latest session, if that is its number."""
+        session = self.state().session
+        return session.key if session is not None and session.number == number else None
 
     def wait(self, seconds: float, *alive: str, step_s: float = 1.0) -> None:
         """Time passes, and of those alive there are signs."""

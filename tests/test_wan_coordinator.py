@@ -345,7 +345,7 @@ def test_or_they_wait_for_it(process: Process, clients: list[CoordinatorClient])
 def test_nobody_stands_in_for_a_coordinator_that_is_there(process: Process, clients: list[CoordinatorClient]) -> None:
     fleet = fleet_of(process, clients, "abc", without="elect", floor_s=3.0)
     b = clients[1]
-    request = Propose(caller=b.caller, number=2, entered=1, have=at(3), alive=(0, 1, 2))
+    request = Propose(caller=b.caller, number=2, have=at(3), alive=(0, 1, 2))
     answer = fleet.sites[0].serve(pack(Elect(propose=request, known=Known())))
     assert b'"ask_coordinator":true' in answer
     for rubbish in (b"nonsense", pack(Elect(propose=request.model_copy(update={"caller": caller("b", 5)}), known=Known()))):

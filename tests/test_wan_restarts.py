@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from coordinator_toys import at, caller, spec
 
+from gossamer.app.wan_bound import Bound
+from gossamer.core.errors import BadInput
 from gossamer.wan.deadlines import Timeouts
 from gossamer.wan.records import Propose, Roster, Session, Verdict
-from gossamer.wan.sessions import NotYet, Sessions
+from gossamer.wan.sessions import GoneOn, NotYet, Sessions
 
 
 def session(number: int, *members: int) -> Session:
@@ -89,3 +92,69 @@ def test_whom_a_site_left_behind_is_waited_for_again_when_it_was_left_behind_its
     with pytest.raises(NotYet):
         found.open(at(8, session=6), timeout_s=0.1)
     assert client.asked[-1].gone == ()
+
+
+def test_a_session_that_was_asked_for_by_an_earlier_process_is_not_entered() -> None:
+    """It opens while this one asks for it, and is heard of later."""
+    client = Client(session(6, 0, 1, 2))
+    found = sessions_of(client)
+    with pytest.raises(NotYet):
+        found.open(at(8, session=5), timeout_s=0.1)
+    other = session(7, 0, 1, 2).model_copy(update={"boots": ("a", "b", "c")})
+    client.tell(other)
+    with pytest.raises(NotYet):
+        found.open(at(8, session=5), timeout_s=0.1)
+    assert client.asked[-1].number == 8 and found.missed == 1
+    mine = session(8, 0, 1, 2).model_copy(update={"boots": ("a", client.caller.boot[:8], "c")})
+    client.tell(mine)
+    assert found.open(at(8, session=5), timeout_s=5.0) == mine
+
+
+def test_of_one_number_a_site_is_in_one_session_at_most() -> None:
+    client = Client(None)
+    found = sessions_of(client)
+    client.opens = session(3, 0, 1)
+    assert found.open(at(0), timeout_s=5.0) == client.opens
+    client.opens = None
+    client.tell(session(3, 1, 2))
+    with pytest.raises(NotYet):
+        found.open(at(0), timeout_s=0.1)
+    assert client.asked[-1].opened == 3
+    client.tell(session(4, 1, 2))
+    assert found.open(at(0), timeout_s=5.0) == session(4, 1, 2)
+
+
+def test_what_a_process_is_bound_to_the_next_one_knows() -> None:
+    client, kept = Client(None), []
+    found = sessions_of(client)
+    found.remember((), kept.append)
+    for number in (3, 4):
+        found.bind(session(number, 0, 1, 2))
+    assert kept[-1] == (session(3, 0, 1, 2), session(4, 0, 1, 2)), "any of them may have been entered"
+    later = sessions_of(client)
+    later.remember(kept[-1], kept.append)
+    with pytest.raises(NotYet):
+        later.open(at(0), timeout_s=0.1)
+    assert (client.asked[-1].bound, client.asked[-1].opened) == (kept[-1], 4)
+    client.enter = lambda session: None  # type: ignore[attr-defined]
+    later.bind(session(5, 0, 1))
+    later.entered(session(5, 0, 1))
+    assert kept[-1] == (session(5, 0, 1),), "the others are over"
+    client.tell(session(6, 0, 2))
+    with pytest.raises(GoneOn, match="session 6"):
+        later.bind(session(6, 0, 1))
+
+
+def test_a_file_of_sessions_is_whole_or_refused(tmp_path: Path) -> None:
+    said: list[str] = []
+    file = Bound(tmp_path, said.append)
+    assert file.read() == ()
+    file.keep((session(3, 0, 1),))
+    assert Bound(tmp_path, said.append).read() == (session(3, 0, 1),)
+    (tmp_path / "sessions.json").write_text("{")
+    with pytest.raises(BadInput, match=r"sessions\.json is damaged"):
+        file.read()
+    full = Bound(tmp_path / "gone", said.append)
+    for _ in range(2):
+        full.keep((session(3, 0, 1),))
+    assert len(said) == 1 and "free some space" in said[0]

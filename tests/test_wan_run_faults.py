@@ -77,8 +77,9 @@ def test_one_fault_after_the_other(text: Path, tmp_path: Path) -> None:  # noqa:
             run.kill(site)
         run.ends("lyon", "oslo", "porto", code=-signal.SIGKILL)
         kept = max(last(run, site, seat)[0] for seat, site in enumerate(("lyon", "oslo", "porto")))
+        (run.root / "lyon.log").unlink()
         run.join("lyon", "oslo", "porto")
-        run.says("lyon", rf"session \d+, from round {kept}: lyon, oslo, porto\n")
+        assert meets(run, "lyon", "oslo", "porto") >= kept, "nothing that a disk held is lost"
         run.trains("porto", 2)
         run.stops("lyon", "oslo", "porto")
         check_own(run, "lyon")  # the others were away, and have no rounds of that time
@@ -94,8 +95,8 @@ def test_a_slow_site_is_left_behind_and_its_work_is_kept(text: Path, tmp_path: P
     }  # fmt: skip
     with field(tmp_path / "wan", sets_of(text, 3, "diloco", **more), tls=False) as run:
         run.join("lyon", "oslo", "porto")
-        run.says("lyon", r"site porto is gone \(round 3: (?:past the deadline of 6 s|site oslo lost it)\)")
-        run.says("lyon", r"session 2, from round 3: lyon, oslo\n")
+        round = run.says("lyon", r"site porto is gone \(round (\d+): (?:past the deadline of [\d.]+ s|site oslo lost it)\)")
+        run.says("lyon", rf"session 2, from round {round}: lyon, oslo\n")
         run.says("porto", r"took the state after round \d+ from site (?:lyon|oslo), and keeps its own work since round \d+")
         meets(run, "lyon", "oslo", "porto")
         check_own(run, "lyon", "oslo")

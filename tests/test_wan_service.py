@@ -75,7 +75,7 @@ def test_calls_that_wait_leave_room_for_those_that_do_not(server: CoordinatorSer
     a = clients[0]
     a.join(5.0)
     channel = grpc.insecure_channel(f"127.0.0.1:{server.port}")
-    waiting = pack(Propose(caller=a.caller, number=1, entered=0, have=None, alive=(0,), wait_s=20.0))
+    waiting = pack(Propose(caller=a.caller, number=1, have=None, alive=(0,), wait_s=20.0))
     calls = [channel.unary_unary(f"/{SERVICE}/Propose").future(waiting, timeout=20.0) for _ in range(20)]
     eventually(lambda: sum(c.done() for c in calls) >= 14, "most are refused")
     began_s = time.monotonic()
@@ -123,7 +123,7 @@ def test_with_certificates_and_sessions(tmp_path: Path) -> None:
     eventually(lambda: b.away_s is not None and c.away_s is not None, "away")
     with open_(address) as server:
         eventually(lambda: b.away_s is None and c.away_s is None, "a new session, by themselves")
-        said = [Propose(caller=x.caller, number=1, entered=0, have=X0, alive=(0, 1)) for x in (b, c)]
+        said = [Propose(caller=x.caller, number=1, have=X0, alive=(0, 1)) for x in (b, c)]
         b.propose(said[0], 5.0)
         assert c.propose(said[1], 5.0).session is not None and b.failure is None
         for client in (b, c, posing, stranger):

@@ -21,7 +21,7 @@ from gossamer.real.board import PeerLost
 from gossamer.real.group import Group, NotMet
 from gossamer.train.data import Corpus
 from gossamer.wan.records import Session
-from gossamer.wan.sessions import Sessions
+from gossamer.wan.sessions import GoneOn, Sessions
 from gossamer.wan.wire import Links
 
 T = TypeVar("T")
@@ -101,6 +101,7 @@ class Meeting:
             raise Vain(str(error)) from error
         group.board.round, group.board.called = session.round, self._called
         try:
+            self._sessions.bind(session)
             compare(job, corpus, group)
             ranks.met(group.board, self._look)
         except BaseException as error:
@@ -110,7 +111,7 @@ class Meeting:
                 if lost in self._boots:
                     self._presence.neighbours.lost(lost)
                 raise Vain(f"{error.name} is gone ({error.why})") from error
-            if isinstance(error, NotMet) or (error is group.board.failure and not isinstance(error, RankLost)):
+            if isinstance(error, NotMet | GoneOn) or (error is group.board.failure and not isinstance(error, RankLost)):
                 raise Vain(str(error)) from error
             raise
         return group

@@ -15,6 +15,7 @@ from rich.console import Console
 from gossamer.app.job import Job
 from gossamer.app.progress import Progress
 from gossamer.app.wan_apart import Apart, Missing
+from gossamer.app.wan_bound import Bound
 from gossamer.app.wan_end import conclude
 from gossamer.app.wan_folder import SiteFolder
 from gossamer.app.wan_holding import Holding, part
@@ -102,6 +103,8 @@ class SiteRun:
         if self.where.time_outs:
             self._say(timeouts.table())
         self.client.seat = -1 if folder.seat is None else folder.seat
+        bound = Bound(folder.path, self._say)
+        self.sessions.remember(bound.read(), bound.keep)
         self.entrance.join()
         self.presence.joined()
         me, found = self.client.seat, checkpoint.latest(folder.checkpoints)
@@ -346,7 +349,7 @@ class SiteRun:
         if (why := self._apart.why()) and self._why != "apart":
             self._say(why)
             self._why = "apart"
-        return bool(self.client.waiting) or self._asked is not None or bool(why)
+        return bool(self.sessions.waiting) or self._asked is not None or bool(why)
 
     def _say(self, text: str) -> None:
         self._console.print(text, markup=False)

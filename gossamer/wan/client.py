@@ -284,7 +284,7 @@ class CoordinatorClient:
         report, since_s = self._report, time.monotonic() - self._reported_s
         if report.exchange_s is not None:
             report = report.model_copy(update={"exchange_s": report.exchange_s + since_s})
-        entered = self.session.number if self.session is not None and self.astray is None else 0
+        entered = self.session.key if self.session is not None and self.astray is None else None
         return Beat(caller=self.caller, report=report, entered=entered)
 
     def _stands(self) -> None:

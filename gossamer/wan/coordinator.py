@@ -205,7 +205,7 @@ class Coordinator:
         last = run.state.session
         if last is None or request.number > last.number:
             return Verdict(session=None, why=run.why)
-        late = member.seat not in last.members or not member.inside
+        late = not last.has(member.seat, member.boot) or not member.inside
         if late and run.opened is not None and run.opened[0] == last.number:
             if member.seat not in run.late:  # nobody waited for it; a count is not worth a write of its own: on disk with the next change
                 run.late.add(member.seat)
@@ -247,6 +247,8 @@ class Coordinator:
         for _ in sorted(opening.late - run.asked):
             run.deadline.missed(waited_s)
         new = membership.opened(run.state, session, opening.held)
+        if opening.lost:
+            new = new.model_copy(update={"lost": True})
         if opening.late:
             new = new.counting("late", len(opening.late))
         if opening.diverged:

@@ -5,9 +5,10 @@ A site that comes has a seat for good, and waits to be let into a session. It *h
 of a session, or says of its state that it got it in the session that it was let into. Before that it gives state to nobody and counts for
 no majority, however long nobody else is there.
 
-`base` are the members of the latest session that was *entered*: one whose members have all met. Majorities are of these. A session that was
-opened and never entered is nobody's past: another one may take its place. Each site enters at most one session of a number, so of two that
-share a member at most one was entered.
+`base` are the members of the latest session that was *entered*: one to which all of its members have come, as one of them knows.
+Majorities are of these. Whoever comes is *bound* first, on disk: it tells of that session with each further proposal, as one that may have
+been entered. A session to which a member has not come is nobody's past: another one may take its place. Each site comes to at most one
+session of a number, so of two that share a member at most one was entered.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ class Membership(Record):
     """Seats whose sites were forgotten since: what these had is lost for good, and nobody waits for it."""
     ended: Ended | None = None
     """The run has come to its end."""
+    lost: bool = False
+    """This file is younger than the run, and has opened no session that was entered: it does not know all that others did."""
     counts: dict[str, Count] = Field(default_factory=dict)
 
     @property
@@ -229,7 +232,7 @@ def opened(state: Membership, session: Session, held: Iterable[int] = ()) -> Mem
     """A session opens. `held`: seats that hold, or held, the state of the run, as they say and as can be."""
     known, again = frozenset(session.donors) | frozenset(held), session.generation > state.generation
     for member in state.members:
-        if member.seat in session.members:
+        if session.has(member.seat, member.boot):
             member = _as(member, inside=True, session=session.number, ever=member.ever or member.seat in known, bootstrap=False)
         else:
             member = _as(member, inside=False)
@@ -240,17 +243,18 @@ def opened(state: Membership, session: Session, held: Iterable[int] = ()) -> Mem
     return state.counting("begun") if again else state
 
 
-def entered(state: Membership, member: Member, number: int) -> Membership:
+def entered(state: Membership, member: Member, key: str | None) -> Membership:
     """A site has entered a session. Of one that is not the latest here this says nothing."""
     last = state.session
-    if last is None or number != last.number or member.seat not in last.members:
+    if last is None or key != last.key or not last.has(member.seat, member.boot):
         return state
     if not member.inside:  # the coordinator had forgotten, or had not known
-        state = _put(state, _as(member, inside=True, session=number))
-    if state.entered == number:
+        state = _put(state, _as(member, inside=True, session=last.number))
+    if state.entered == last.number:
         return state
     taken = {m.seat for m in state.members}
-    return _with(state, entered=number, base=last.members, left=(), vacant=tuple(s for s in state.vacant if s not in taken))
+    vacant = tuple(s for s in state.vacant if s not in taken)
+    return _with(state, entered=last.number, base=last.members, left=(), vacant=vacant, lost=False)
 
 
 def handed_in(state: Membership, member: Member, session: Session) -> Membership:
@@ -261,29 +265,30 @@ def handed_in(state: Membership, member: Member, session: Session) -> Membership
     """
     last, spec = state.session, state.spec
     text = f"session {session.number}, as site {member.site} has it (sites {state.names(session.members)})"
-    if member.seat not in session.members or not set(session.donors) <= set(session.members):
+    if not session.has(member.seat, member.boot) or not set(session.donors) <= set(session.members):
         raise Refused("garbage", f"{text}: expected one that the site itself is in")
     if last is not None and session == last:
-        return entered(state, member, session.number)
+        return entered(state, member, session.key)
     if last is not None:
-        if not spec.elects:
+        if not spec.elects and not state.lost:
             raise Refused(
                 "conflict",
                 f"{text}: run {spec.run} waits for its coordinator (wan.without = {spec.without!r}), nobody else opens its sessions",
             )
-        if session.number < last.number or state.entered >= session.number or session.generation != state.generation:
+        if (state.entered, state.base) == (session.number, session.members):
+            return state
+        if state.entered >= session.number or (state.entered == last.number and session.generation < state.generation):
             raise Refused(
                 "conflict",
                 f"{text} is not what the run did: it is in session {last.number} (sites {state.names(last.members)}); "
                 f"site {member.site} needs the state of a donor"[:1000],
             )
-    was = {m.seat for m in state.members if m.inside} | {member.seat}
+    if last is not None and session.number < last.number:  # from which others went on here, and have not entered theirs
+        return _with(state, entered=session.number, base=session.members, left=())
+    lost = state.lost or last is None
     replaces = last is not None and session.number == last.number
     state = opened(state, session)
-    for m in state.members:
-        if m.inside and m.seat not in was:  # if it has entered, it will say so
-            state = _put(state, _as(m, inside=False))
-    state = entered(state, next(m for m in state.members if m.seat == member.seat), session.number)
+    state = _with(entered(state, next(m for m in state.members if m.seat == member.seat), session.key), lost=lost)
     return state.counting("replaced" if replaces else "handed_in")
 
 

@@ -7,8 +7,9 @@ Sites *propose* the next session: what state they have, whom they reach, whom th
 - at least `Spec.min_sites` of those who propose all reach each other (pairs that do not know yet are waited for, as long as the deadline);
 - one of these holds the state of the run. The session begins after the most rounds that one of them has completed in the latest session;
   whoever has completed as many (synchronous methods: with the same digest) is a donor;
-- where sites stand in for the coordinator, more than half of those of the last session that was entered are among them. The coordinator
-  itself needs half. A site asks one of the two at a time, so they cannot both open it.
+- where sites stand in for the coordinator, more than half of those of the last session that was entered are among them, and of each later
+  one that may have been entered: a site is bound to it, and no member says that it has not come and will not. The coordinator itself needs
+  half; more than half, where its file is younger than the run. So of any two openings one member knows of both.
 
 A run begins with its founders, all of them with equal states, or with one that was told to `bootstrap`. It begins again, from the best of
 older states, when no process of the latest session is left, and all of its sites are back, or one that was told to, or more than half of
@@ -25,6 +26,8 @@ from gossamer.wan.membership import Membership, in_sync
 from gossamer.wan.messages import Refused
 from gossamer.wan.records import Have, Member, Propose, Session
 
+_BOOT_DIGITS = 8
+
 
 class Opening(NamedTuple):
     """A session that opens; or why none does."""
@@ -37,6 +40,8 @@ class Opening(NamedTuple):
     """Members whose state after as many rounds is another one: they heal."""
     late: frozenset[int] = frozenset()
     """Sites that are there and not in it: they did not ask in time, or do not reach all."""
+    lost: bool = False
+    """Sites know of sessions of which the file of this coordinator does not."""
 
 
 class Book:
@@ -80,8 +85,11 @@ class Book:
         said, inside = self._valid(state), state.inside
         asking = {s for s, p in said.items() if s in inside or inside <= {s, *p.alive} - set(p.gone)}
         together = inside | asking
-        if not inside or len(together) < state.spec.min_sites or (state.spec.elects and not _half(state, together, more=False)):
+        if not inside or len(together) < state.spec.min_sites:
             return ()
+        if state.spec.elects or state.lost:
+            enough = all(_half(base, together, more=state.lost) for base in _bases(state, said))
+            return tuple(sorted(asking)) if enough else ()
         return tuple(sorted(asking))
 
     def decide(self, state: Membership, *, over: bool, by: int | None = None) -> Opening:
@@ -91,15 +99,23 @@ class Book:
             over: the deadline is over.
             by: the site that decides in place of the coordinator.
         """
-        said, last = self._valid(state), state.session
+        said, unknown = self._valid(state), False
         if not said:
             return Opening(None)
+        bases = _bases(state, said)
+        if (newest := _newest(state, said)) is not None:  # what was made in it is where the run goes on, if anybody has it
+            state, unknown = state.model_copy(update={"session": newest}), state.session is None
+        last = state.session
         if by is not None and last is None:
             return Opening(None, "a run begins at the coordinator, which is away")
         if not over and (pair := _unknown(said)) is not None:
             return Opening(None, f"sites {state.names(pair)} are not connected yet")
         here = {m.seat: m for m in state.members if m.seat in said}
-        haves = {s: p.have for s, p in said.items() if p.have is not None and (last is None or in_sync(here[s], p.have))}
+        claims = last is None or unknown or state.lost  # what a site says of its state has to do
+        fresh = last is None or frozenset(last.members) <= said.keys()  # all who may have had another one are here
+        haves = {
+            s: h for s, p in said.items() if (h := p.have) is not None and (in_sync(here[s], h) or (claims and (fresh or h.session > 0)))
+        }
         current = {s: h for s, h in haves.items() if last is not None and _of(last, s, h)}
         members = _reaching(said, state.inside, lambda s: (s in current, s in haves))
         if len(members) < state.spec.min_sites:
@@ -117,21 +133,22 @@ class Book:
         begins = last is None or not (inside & members and current.keys() & members)
         if begins and absent | (inside - members):
             return Opening(None, f"the state of the run is with {state.names(absent | (inside - members))}: the session waits for them")
-        if (state.spec.elects or by is not None) and last is not None and not (begins and told and by is None):
-            held = frozenset(s for s in members if here[s].ever or s in haves)
-            if not _half(state, held, more=by is not None):
-                base = frozenset(state.base or last.members) - frozenset(state.left) - frozenset(state.vacant)
-                return Opening(
-                    None,
-                    f"{len(held & base)} of the {len(base)} sites of the last session are here: too few to go on, without "
-                    f"{state.names(base - held)}",
-                )
+        young = state.lost or unknown  # others may have gone on without it, or with the one before
+        if (state.spec.elects or young) and not (begins and told and by is None):
+            more = by is not None or young
+            for base in bases:
+                if not _half(base, members, more=more):
+                    return Opening(
+                        None,
+                        f"{len(members & base)} of the {len(base)} sites of the last session are here: too few to go on, without "
+                        f"{state.names(base - members)}",
+                    )
         ready = {s: h for s, h in (haves if begins else current).items() if s in members}
         if begins and (why := self._too_early(state, members, ready, told, over)):
             return Opening(None, why)
         best = max((ready[s] for s in told or ready), key=lambda h: (h.session, h.round)) if begins else max(ready.values(), key=_rounds)
         opening = self._open(state, members, haves, ready, best, told, begins and last is not None, by)
-        return opening._replace(late=(absent | said.keys()) - members)
+        return opening._replace(late=(absent | said.keys()) - members, lost=unknown)
 
     def _open(
         self,
@@ -160,9 +177,10 @@ class Book:
         donors = top.keys() - diverged
         if digest is not None:
             donors |= {s for s in members & haves.keys() if haves[s].round == best.round and haves[s].digest == digest}
-        number = last.number + 1 if last is not None else max(self._said[s][0].number for s in members)
+        asked = [self._said[s][0] for s in members]
+        before = last.number if last is not None else max(p.number for p in asked) - 1
         session = Session(
-            number=number,
+            number=max(before, *(p.opened for p in asked)) + 1,
             generation=state.generation + again,
             epoch=state.epoch,
             round=best.round,
@@ -170,6 +188,7 @@ class Book:
             donors=tuple(sorted(donors)),
             digest=digest if spec.synchronous else None,
             by=by,
+            boots=tuple(self._said[s][0].caller.boot[:_BOOT_DIGITS] for s in sorted(members)),
         )
         held = frozenset(members & haves.keys()) if last is not None else frozenset(donors)
         return Opening(session, held=held, diverged=diverged)
@@ -231,11 +250,38 @@ def _of(last: Session, seat: int, have: Have) -> bool:
     return seat in last.donors and have.round == last.round and last.digest in (None, have.digest)
 
 
-def _half(state: Membership, seats: Iterable[int], *, more: bool) -> bool:
-    """Whether half of those of the last session that was entered are among these; or more."""
-    base = frozenset(state.base or (state.session.members if state.session is not None else ()))
-    base -= frozenset(state.left) | frozenset(state.vacant)
-    n = 2 * len(base & frozenset(seats))
+def _maybe(state: Membership, said: Mapping[int, Propose]) -> list[Session]:
+    """Sessions after the latest that is known to have been entered, which may have been entered, too."""
+    found = {s.key: s for p in said.values() for s in p.bound if s.number > state.entered}
+    if (last := state.session) is not None and last.number > state.entered:
+        found[last.key] = last
+    return [s for s in found.values() if not any(_never(s, seat, p) for seat, p in said.items())]
+
+
+def _bases(state: Membership, said: Mapping[int, Propose]) -> list[frozenset[int]]:
+    """Of whom enough must be in the next session: the members of the latest one that is known to have been entered, and of each later one
+    that may have been."""
+    bases = [frozenset(s.members) for s in _maybe(state, said)]
+    if base := state.base or (state.session.members if state.session is not None else ()):
+        bases.append(frozenset(base))
+    return [base - frozenset(state.left) - frozenset(state.vacant) for base in bases]
+
+
+def _newest(state: Membership, said: Mapping[int, Propose]) -> Session | None:
+    """The latest that may have been entered, where that is one which is not known here."""
+    newest = max(_maybe(state, said), key=lambda s: (s.number, s.key), default=None)
+    last = state.session
+    return newest if newest is not None and (last is None or newest.number > last.number) else None
+
+
+def _never(session: Session, seat: int, said: Propose) -> bool:
+    """Whether a member of a session has not come to it, and will not: then nobody has entered it."""
+    return seat in session.members and said.number > session.number and session not in said.bound
+
+
+def _half(base: frozenset[int], seats: frozenset[int], *, more: bool) -> bool:
+    """Whether half of a base are among these; or more."""
+    n = 2 * len(base & seats)
     return n > len(base) if more else n >= len(base)
 
 

@@ -20,6 +20,7 @@ PROTOCOL = 1
 
 MAX_VALUE_CHARS = 1 << 20
 MAX_SEATS = 4096
+MAX_BOUND = 32
 
 Name: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Hash: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{1,64}$")]
@@ -119,6 +120,14 @@ class Session(Record):
     """Of that state; None in gossip, where each has one of its own."""
     by: Seat | None
     """Which site opened it while the coordinator was away; None: the coordinator did."""
+    boots: Annotated[tuple[Hash, ...], Field(max_length=MAX_SEATS)] = ()
+    """Which process of each member asked for it (the first digits): no other one is in it."""
+
+    def has(self, seat: int, boot: str) -> bool:
+        """Whether this process is in it."""
+        if seat not in self.members:
+            return False
+        return not self.boots or boot.startswith(self.boots[self.members.index(seat)])
 
     @property
     def key(self) -> str:
@@ -224,8 +233,8 @@ class Beat(Record):
 
     caller: Caller
     report: Report = Report()
-    entered: Number = 0
-    """The latest session that this site has entered: all of its members have met."""
+    entered: Hash | None = None
+    """Key of the latest session that this site has entered: all of its members have met."""
 
 
 class News(Record):
@@ -249,8 +258,13 @@ class Propose(Record):
     caller: Caller
     number: Annotated[Number, Field(ge=1)]
     """One more than the latest that this site knows of."""
-    entered: Number
-    """The latest that it has entered."""
+    entered: Hash | None = None
+    """Key of the latest that it has entered."""
+    opened: Number = 0
+    """The latest that it was in, or tried to be. It is in no other one of that number, nor of a lower one."""
+    bound: Annotated[tuple[Session, ...], Field(max_length=MAX_BOUND)] = ()
+    """Sessions that it has told the others to have come to, in this process or an earlier one, since the latest of which it knows that
+    somebody has entered it (included): one of them may have been entered."""
     have: Have | None
     """None: no state; it takes a donor's."""
     alive: Seats

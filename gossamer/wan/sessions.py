@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from gossamer.core.errors import RunFailed
 from gossamer.wan.calls import Away
 from gossamer.wan.client import CoordinatorClient
 from gossamer.wan.messages import Refused, pack, unpack
-from gossamer.wan.records import Elect, Have, Known, Propose, Session, Verdict
+from gossamer.wan.records import MAX_BOUND, Elect, Have, Known, Propose, Session, Verdict
 from gossamer.wan.standin import StandIn
 
 _HOLD_S = 0.25
@@ -37,6 +37,10 @@ class NotYet(RunFailed):
         super().__init__(text)
         self.why = why
         """That alone."""
+
+
+class GoneOn(RunFailed):
+    """The run has gone on to another session."""
 
 
 class Sessions:
@@ -61,6 +65,8 @@ class Sessions:
         self._client, self._alive, self._gone, self._ask = client, alive, gone, ask
         self._lock = threading.Lock()
         self._standin = StandIn(client.spec)
+        self._bound: tuple[Session, ...] = ()
+        self._keep: Callable[[tuple[Session, ...]], None] = lambda bound: None
         self._opened: Session | None = None
         """The last one that `open` gave."""
         self._asked_for = 0
@@ -72,12 +78,24 @@ class Sessions:
         self._seen: Session | None = None
         self._known: dict[int, Session] = {}
 
+    def remember(self, bound: Sequence[Session], keep: Callable[[tuple[Session, ...]], None]) -> None:
+        """Before the first `open`: the sessions that an earlier process of this site was bound to, and where they are put."""
+        self._bound, self._keep = tuple(bound), keep
+
     @property
     def latest(self) -> Session | None:
         """The newest that this site knows of."""
         with self._lock:
             self._look()
             return self._standin.known.latest
+
+    @property
+    def waiting(self) -> tuple[int, ...]:
+        """Others that ask for the next session, and could be let in: as the coordinator says, or as they ask this site in its place."""
+        if self._client.away_s is None:
+            return self._client.waiting
+        with self._lock:
+            return tuple(seat for seat in self._standin.waiting(time.monotonic()) if seat != self._client.seat)
 
     def known(self, number: int) -> Session | None:
         """The session of that number, if it is one of the last that this site has heard of."""
@@ -97,25 +115,51 @@ class Sessions:
             RunFailed: this site has left the run, or is out of it for good.
         """
         until_s, why = time.monotonic() + timeout_s, "nobody has answered"
+        while (left_s := until_s - time.monotonic()) > 0:
+            session, said = self._step(have, left_s)
+            if session is not None:
+                return session
+            why = said or why
+        raise NotYet(f"run {self._client.spec.run}, no session within {timeout_s:.4g} s: {why}", why)
+
+    def _step(self, have: Have | None, left_s: float) -> tuple[Session | None, str]:
+        """Asks once. The session; or what is missing."""
         if not self._asked_for:  # what has opened before this process asked for anything is not its own, whatever its site was in
             self._opened = self.latest
-        while (left_s := until_s - time.monotonic()) > 0:
-            with self._lock:
-                self._look()
-                latest = self._standin.known.latest
-            if latest is not None and (found := self._mine(latest)) is not None:
-                return found
-            verdict = self._propose(latest, have, left_s)
-            why = verdict.why or why
-            if (session := verdict.session) is not None and not verdict.late and session != self._opened:
-                self._opened = session
-                return session
-        raise NotYet(f"run {self._client.spec.run}, no session within {timeout_s:.4g} s: {why}", why)
+        with self._lock:
+            self._look()
+            latest = self._standin.known.latest
+        if latest is not None and (found := self._mine(latest)) is not None:
+            return found, ""
+        verdict = self._propose(latest, have, left_s)
+        session = verdict.session
+        if session is None or verdict.late or not self._may_open(session):
+            return None, verdict.why
+        self._opened = session
+        return session, ""
+
+    def bind(self, session: Session) -> None:
+        """All members of a session are connected to this site, which is about to tell them so. From now on any of them may have entered it:
+        call this before, so that this site, or a later process of it, never helps to open another one as if nobody had.
+
+        Raises:
+            GoneOn: it is too late for that.
+        """
+        with self._lock:
+            self._look()
+            latest = self._standin.known.latest
+            if latest is not None and latest != session and latest.number >= session.number:
+                raise GoneOn(f"the run has gone on to session {latest.number}")
+            since = self._standin.known.entered.number if self._standin.known.entered is not None else 0
+            self._bound = (*(s for s in self._bound if s.number >= since and s != session), session)[-MAX_BOUND:]
+            self._keep(self._bound)
 
     def entered(self, session: Session) -> None:
         """All members of a session have met here: it counts."""
         with self._lock:
             self._standin.learn(Known(latest=session, entered=session))
+            self._bound = tuple(s for s in self._bound if s.number >= session.number)
+            self._keep(self._bound)
         self._client.enter(session)
 
     def serve(self, data: bytes) -> bytes:
@@ -145,7 +189,9 @@ class Sessions:
         request = Propose(
             caller=client.caller,
             number=before + 1,
-            entered=entered.number if entered is not None and entered == client.session else 0,
+            entered=entered.key if entered is not None and entered == client.session else None,
+            opened=self._past,
+            bound=self._bound,
             have=have if client.astray is None else None,
             alive=tuple(sorted({client.seat, *self._others(self._alive)})),
             gone=self._others(self._gone),
@@ -193,15 +239,25 @@ class Sessions:
             return Verdict(session=None, why=f"seat {leader}, which stands in for the coordinator, does not answer ({error})"[:1024])
 
     def _mine(self, latest: Session) -> Session | None:
-        """The latest session, if it has this site in it and was not given yet: the news may be quicker than the answer."""
-        if self._client.seat not in latest.members and self._asked_for and latest != self._seen:
+        """The latest session, if this process is in it and was not yet: the news may be quicker than the answer."""
+        mine = latest.has(self._client.seat, self._client.caller.boot)
+        if not mine and self._asked_for and latest != self._seen:
             self.missed += 1
             self.on_missed()
         self._seen = latest
-        if latest == self._opened or latest.number > self._asked_for or self._client.seat not in latest.members:
+        if not mine or not self._may_open(latest):
             return None
         self._opened = latest
         return latest
+
+    @property
+    def _past(self) -> int:
+        """The latest session that this site was in, or tried to be."""
+        return max(self._opened.number if self._opened is not None else 0, *(s.number for s in self._bound), 0)
+
+    def _may_open(self, session: Session) -> bool:
+        """Of each number one at most, and never one from before: else two of a number could each have its members."""
+        return session.number > self._past and session.has(self._client.seat, self._client.caller.boot)
 
     def _look(self) -> None:
         """Under the lock: what the coordinator says."""

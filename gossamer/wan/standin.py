@@ -7,9 +7,10 @@ of those of the last session that was entered.
 
 A site asks one at a time, and what it has asked counts with one at a time. The coordinator lets go of what a site has proposed when its
 lease is over, which is before a site turns to another (a coordinator that was stopped lets go of all). One that stands in lets go of what
-is not said again within half a lease, and who has lost it asks nobody else for a whole one. So no two can open a session with the word of
-one site, and both need half of the same ones. One more thing can happen: who decided is lost before it could tell all. Then the others
-decide again; but a session that somebody missed is entered by nobody (see `gossamer.wan.membership`), and the one that was entered counts.
+is not said again within half a lease, and who has lost it asks nobody else for a whole one. Where parts of a run meet again, each with one
+that stands in, they let go of theirs after a lease, and turn to the lowest. So two seldom open a session with the word of one site. Where
+they do (a message that was late, one who decided and was lost before it could tell all), at most one of the two is entered, since a site
+comes to one of a number only (see `gossamer.wan.membership`); the other one costs a new opening.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ class StandIn:
         self._spec, self._timeouts = spec, Timeouts.of(spec.floor_s, lease_s=spec.lease_s)
         self._book, self._deadline = Book(), Deadline(spec.floor_s, spec.spread)
         self._heard_s: dict[int, float] = {}
-        self._asked: tuple[int, int, float] | None = None
-        """The session about which this site has asked another one, which, and when last."""
+        self._asked: tuple[int, int, float, float] | None = None
+        """The session about which this site has asked another one, which, and when first and last."""
         self.known = Known()
+        self._waiting: tuple[tuple[int, ...], float] = ((), 0.0)
 
     # ---- what is known
 
@@ -75,21 +77,23 @@ class StandIn:
 
     def whom(self, me: int, alive: Iterable[int], number: int, away_s: float | None, now_s: float) -> Whom:
         """Whom this site asks for a session."""
-        there = {me, *alive}
+        there, latest = {me, *alive}, self.known.latest
+        lowest = min(there & set(latest.members if latest is not None else ()), default=None)
         if self._asked is not None and self._asked[0] == number:
-            _, leader, asked_s = self._asked
-            if leader in there:
+            _, leader, since_s, asked_s = self._asked
+            vain = lowest is not None and lowest < leader and now_s - since_s > self._timeouts.lease  # two parts have met again
+            if leader in there and not vain:
                 return leader
             if now_s - asked_s < self._timeouts.lease:
                 return "nobody"
-        latest = self.known.latest
         if not self._spec.elects or latest is None or away_s is None or away_s < self._timeouts.elect:
             return "coordinator"
-        return min(there & set(latest.members), default="coordinator")
+        return "coordinator" if lowest is None else lowest
 
     def asking(self, number: int, leader: int, now_s: float) -> None:
         """This site asks another one."""
-        self._asked = (number, leader, now_s)
+        again = self._asked is not None and self._asked[:2] == (number, leader)
+        self._asked = (number, leader, self._asked[2] if again and self._asked else now_s, now_s)
 
     def told(self, verdict: Verdict) -> None:
         """The answer."""
@@ -107,8 +111,7 @@ class StandIn:
         self.learn(request.known)
         said, latest = request.propose, self.known.latest
         if latest is not None and said.number <= latest.number:
-            other = latest == roster.session and not asker.inside  # another process of that site is in it
-            return Verdict(session=latest, late=other or asker.seat not in latest.members)
+            return Verdict(session=latest, late=not latest.has(asker.seat, asker.boot))
         if away_s is None:
             self._book.forget()
             return Verdict(session=None, why="the coordinator is there: ask it", ask_coordinator=True)
@@ -122,10 +125,17 @@ class StandIn:
         since_s = self._book.since_s(state)
         opening = self._book.decide(state, over=since_s is not None and now_s - since_s >= self._deadline.seconds, by=me)
         if opening.session is None:
+            self._waiting = (self._book.waiting(state), now_s)
             return Verdict(session=None, why=opening.why)
         self._book.forget()
+        self._waiting = ((), now_s)
         self.learn(Known(latest=opening.session))
         return Verdict(session=opening.session, late=asker.seat not in opening.session.members)
+
+    def waiting(self, now_s: float) -> tuple[int, ...]:
+        """Who has asked this site of late, in place of the coordinator, and could be let in."""
+        seats, said_s = self._waiting
+        return seats if now_s - said_s < self._timeouts.lease / 2 else ()
 
     def _state(self, me: int, roster: Roster, alive: set[int]) -> Membership:
         """The run as this site knows it: the last roster and the latest session, of which those are there whom it reaches."""
@@ -133,7 +143,7 @@ class StandIn:
         members = []
         for m in roster.members:
             of = latest is not None and m.seat in latest.members
-            inside = m.inside if latest == roster.session else of
+            inside = m.inside if latest == roster.session else latest is not None and latest.has(m.seat, m.boot)
             there = (m.seat in alive or m.seat == me) and (m.there or inside)
             changes: dict[str, object] = {"there": there, "inside": inside}
             if latest is not None and of:
@@ -146,5 +156,6 @@ class StandIn:
             generation=latest.generation if latest is not None else roster.generation,
             members=tuple(members),
             session=latest,
+            entered=self.known.entered.number if self.known.entered is not None else 0,
             base=counts.members if counts is not None else (),
         )
