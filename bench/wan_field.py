@@ -130,8 +130,8 @@ class Field:
     """Processes of one run, over lines that are up, in a folder of its own."""
 
     def __init__(self, emulator: str, root: Path, sets: Sequence[str], n: int) -> None:
-        from gossamer.wan import ca
-        from gossamer.wan.trust import new_secret
+        from gossamer.wan.trust import ca
+        from gossamer.wan.trust.terms import new_secret
 
         self.emulator, self.root, self.n = emulator, root, n
         self.sets = [f"wan.sites={json.dumps(SITES[:n])}", *sets]
@@ -315,9 +315,9 @@ def emulator_of(doc: str | None, *options: tuple[str, Any]) -> argparse.Namespac
 
 def watching(where: str, identity: str, secret: str) -> None:
     """Prints what the coordinator says, a JSON object a line."""
-    from gossamer.app.wan_ops import _channel
-    from gossamer.app.wan_spec import identity_of
-    from gossamer.wan.calls import Away, ask_status
+    from gossamer.app.wan.ops import _channel
+    from gossamer.app.wan.spec import identity_of
+    from gossamer.wan.roster.calls import Away, ask_status
 
     mine = identity_of(Path(identity))
     assert mine is not None
@@ -334,7 +334,7 @@ def watching(where: str, identity: str, secret: str) -> None:
 
 def main() -> int:
     from gossamer import cli
-    from gossamer.app import wan_ops, wan_run  # noqa: F401
+    from gossamer.app.wan import ops, run  # noqa: F401
 
     print("here", flush=True)
     said = sys.stdin.readline()

@@ -77,7 +77,7 @@ def rate(marks: list[tuple[float, int]], seconds: float) -> float:
 
 def over_link(me: int, channels: int, seconds: float) -> dict[str, Any]:
     """Site 1 sends, site 0 receives and answers notes."""
-    from gossamer.wan.wire import LinkDown, Links, LinkSettings, Peer
+    from gossamer.wan.links.wire import LinkDown, Links, LinkSettings, Peer
 
     links = Links(me, 2, "bench", bind=f"10.77.0.{me + 1}:{PORT}", settings=LinkSettings(channels=channels))
     links.connect({1 - me: Peer(f"10.77.0.{2 - me}:{PORT}")}, 20)

@@ -239,9 +239,9 @@ def ca_init(
     days: Annotated[int, typer.Option("--days", min=1, help="How long the CA is good.")] = 3650,
 ) -> None:
     """Make a CA, in a new folder."""
-    from gossamer.app import wan
+    from gossamer.app.wan import authority
 
-    wan.ca_init(ca, name=name, days=days)
+    authority.ca_init(ca, name=name, days=days)
 
 
 @ca_app.command("issue")
@@ -259,9 +259,9 @@ def ca_issue(
     ] = None,
 ) -> None:
     """Make a key and a certificate for a site, in a folder to bring there."""
-    from gossamer.app import wan
+    from gossamer.app.wan import authority
 
-    wan.ca_issue(ca, site, hosts or [], days=days, out=out)
+    authority.ca_issue(ca, site, hosts or [], days=days, out=out)
 
 
 @ca_app.command("revoke")
@@ -274,17 +274,17 @@ def ca_revoke(
     ] = None,
 ) -> None:
     """Declare certificates of a site invalid: writes the signed list that the sites read."""
-    from gossamer.app import wan
+    from gossamer.app.wan import authority
 
-    wan.ca_revoke(ca, site, serial=serial)
+    authority.ca_revoke(ca, site, serial=serial)
 
 
 @ca_app.command("list")
 def ca_list(ca: Ca = Path("ca")) -> None:
     """Show every certificate and what became of it."""
-    from gossamer.app import wan
+    from gossamer.app.wan import authority
 
-    wan.ca_list(ca)
+    authority.ca_list(ca)
 
 
 @wan_app.command("coordinator")
@@ -300,9 +300,9 @@ def wan_coordinator(
     log_format: LogFormat = "text",
 ) -> None:
     """Keep the roster and the sessions of runs, until stopped."""
-    from gossamer.app import wan_run
+    from gossamer.app.wan import run
 
-    wan_run.coordinator(state, bind, identity=identity, secret=secret, relay=relay, metrics=metrics, log_format=log_format)
+    run.coordinator(state, bind, identity=identity, secret=secret, relay=relay, metrics=metrics, log_format=log_format)
 
 
 @wan_app.command("join")
@@ -328,19 +328,19 @@ def wan_join(
     log_format: LogFormat = "text",
 ) -> None:
     """Train as one site of a run, with the others. Called again with the same --out it goes on."""
-    from gossamer.app import wan_run
-    from gossamer.app.wan_presence import Where
+    from gossamer.app.wan import run
+    from gossamer.app.wan.presence import Where
 
     where = Where(site, coordinator, bind, advertise, identity, secret, bootstrap, take_over, relay, metrics, time_outs)
-    wan_run.join(configs or [], sets or [], where, out=out, log_format=log_format)
+    run.join(configs or [], sets or [], where, out=out, log_format=log_format)
 
 
 @wan_app.command("secret")
 def wan_secret(file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write.", show_default=False)]) -> None:
     """Make the secret of a run: who has it is invited."""
-    from gossamer.app import wan
+    from gossamer.app.wan import authority
 
-    wan.secret(file)
+    authority.secret(file)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -381,7 +381,7 @@ def _os_words(error: OSError) -> str:
 
 def _say(text: str) -> None:
     """To stderr, whatever is in it: a file name need not be text."""
-    from gossamer.app.wan_logs import ends_with
+    from gossamer.app.wan.logs import ends_with
 
     if ends_with(text):
         return

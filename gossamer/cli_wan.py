@@ -38,9 +38,9 @@ def check(
     seconds: Annotated[float, typer.Option("--seconds", min=0, max=5, help="How long each rate is measured. 0: not at all.")] = 2.0,
 ) -> None:
     """Say whether this site can take part from here, what is wrong, and what to do: the coordinator dials back."""
-    from gossamer.app import wan_ops
+    from gossamer.app.wan import ops
 
-    wan_ops.check(coordinator, site=site, bind=bind, advertise=advertise, relay=relay, identity=identity, secret=secret, seconds=seconds)
+    ops.check(coordinator, site=site, bind=bind, advertise=advertise, relay=relay, identity=identity, secret=secret, seconds=seconds)
 
 
 def status(
@@ -52,9 +52,9 @@ def status(
     secret: Secret = None,
 ) -> None:
     """Show who is in a run, how far behind, losses, bytes, the last exchange, leases."""
-    from gossamer.app import wan_ops
+    from gossamer.app.wan import ops
 
-    wan_ops.status(coordinator, run=run, watch=watch, every_s=every, identity=identity, secret=secret)
+    ops.status(coordinator, run=run, watch=watch, every_s=every, identity=identity, secret=secret)
 
 
 def forget(
@@ -67,9 +67,9 @@ def forget(
     secret: Secret = None,
 ) -> None:
     """Have the coordinator forget a run, when none of its sites is there, or a site of it that is out for good."""
-    from gossamer.app import wan_ops
+    from gossamer.app.wan import ops
 
-    wan_ops.forget(coordinator, run, site=site, identity=identity, secret=secret)
+    ops.forget(coordinator, run, site=site, identity=identity, secret=secret)
 
 
 def relay(
@@ -83,9 +83,9 @@ def relay(
     log_format: LogFormat = "text",
 ) -> None:
     """Let sites that can only dial out meet here, until stopped."""
-    from gossamer.app import wan_ops
+    from gossamer.app.wan import ops
 
-    wan_ops.relay(bind, identity=identity, secret=secret, most_mbps=most_mbps, metrics=metrics, log_format=log_format)
+    ops.relay(bind, identity=identity, secret=secret, most_mbps=most_mbps, metrics=metrics, log_format=log_format)
 
 
 def add_to(group: typer.Typer) -> None:

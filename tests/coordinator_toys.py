@@ -13,11 +13,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from gossamer.wan.calls import plain
-from gossamer.wan.client import CoordinatorClient, Event
-from gossamer.wan.coordinator import Coordinator
-from gossamer.wan.ledgerdb import LedgerDB
-from gossamer.wan.records import (
+from gossamer.wan.roster.calls import plain
+from gossamer.wan.roster.client import CoordinatorClient, Event
+from gossamer.wan.roster.coordinator import Coordinator
+from gossamer.wan.roster.ledgerdb import LedgerDB
+from gossamer.wan.roster.records import (
     PROTOCOL,
     Admission,
     Beat,
@@ -182,7 +182,7 @@ def free_port() -> int:
 _NURSERY = """
 import os, signal, sys
 from pathlib import Path
-from gossamer.wan.service import CoordinatorServer
+from gossamer.wan.roster.service import CoordinatorServer
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 print("here", flush=True)
 for line in sys.stdin:

@@ -118,7 +118,7 @@ def _child(asked: dict[str, Any]) -> None:
 def main() -> None:
     import transformers.models.llama.modeling_llama  # noqa: F401
 
-    from gossamer.app import wan_run  # noqa: F401
+    from gossamer.app.wan import run  # noqa: F401
 
     out, children, rest = os.dup(1), set(), b""
     while True:

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from gossamer.core.errors import RunFailed
-from gossamer.wan.calls import Away
-from gossamer.wan.client import CoordinatorClient
-from gossamer.wan.messages import Refused
-from gossamer.wan.records import Admission, Card, Have, News, Session
-from gossamer.wan.sessions import Sessions
+from gossamer.wan.roster.calls import Away
+from gossamer.wan.roster.client import CoordinatorClient
+from gossamer.wan.roster.messages import Refused
+from gossamer.wan.roster.records import Admission, Card, Have, News, Session
+from gossamer.wan.roster.sessions import Sessions
 
 if TYPE_CHECKING:
     from session_world import World

@@ -17,9 +17,9 @@ import pytest
 from coordinator_toys import Clock, Desk, spec
 from session_procs import Proc
 
-from gossamer.wan import sessions as sessions_module
-from gossamer.wan.messages import Refused
-from gossamer.wan.records import Have, Session
+from gossamer.wan.roster import sessions as sessions_module
+from gossamer.wan.roster.messages import Refused
+from gossamer.wan.roster.records import Have, Session
 
 X0 = "00"
 

@@ -50,7 +50,7 @@ class Heard:
 @contextmanager
 def over_grpc(seats: Seats) -> Iterator[Group]:
     """All ranks of all workers, each with connections of its own; within a worker torch.distributed, as ever."""
-    from gossamer.wan.wire import Links, Peer
+    from gossamer.wan.links.wire import Links, Peer
 
     me, n = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = c10d.FileStore(os.environ[STORE_ENV], n)

@@ -15,13 +15,13 @@ from wan_toys import RUN, bytes_like, empty, link_up, two
 
 from gossamer.core.errors import RunFailed
 from gossamer.real import LinkDown
-from gossamer.wan.access import Access, Peer, with_tls
-from gossamer.wan.certificates import Identity
-from gossamer.wan.dial import Dial
-from gossamer.wan.guard import AioGuard, caller_of
+from gossamer.wan.links.wire import Links
 from gossamer.wan.loop import in_loop
-from gossamer.wan.trust import Party, Terms
-from gossamer.wan.wire import Links
+from gossamer.wan.trust.access import Access, Peer, with_tls
+from gossamer.wan.trust.certificates import Identity
+from gossamer.wan.trust.dial import Dial
+from gossamer.wan.trust.guard import AioGuard, caller_of
+from gossamer.wan.trust.terms import Party, Terms
 
 NAMES = ("a", "b")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gossamer.app.wan_apart import Apart, Missing
+from gossamer.app.wan.apart import Apart, Missing
 from gossamer.core.ranges import Ranges
 from gossamer.real.board import Board
 

@@ -14,9 +14,9 @@ import pytest
 from trust_toys import TERMS, identity, sites
 
 from gossamer import BadInput, cli
-from gossamer.wan import ca, certificates
-from gossamer.wan.certificates import Identity, Revocations, load_authority
-from gossamer.wan.trust import new_secret, read_secret
+from gossamer.wan.trust import ca, certificates
+from gossamer.wan.trust.certificates import Identity, Revocations, load_authority
+from gossamer.wan.trust.terms import new_secret, read_secret
 
 
 @pytest.fixture(scope="module")

@@ -16,17 +16,18 @@ import pytest
 from trust_toys import TERMS, Listed, believing, identity, sites
 
 from gossamer.core.errors import BadInput
-from gossamer.wan import certificates, check, dialback
-from gossamer.wan.calls import plain
-from gossamer.wan.certificates import Certificate, Identity
+from gossamer.wan import check, dialback
 from gossamer.wan.check import Check, Finding
-from gossamer.wan.dial import Dial
 from gossamer.wan.dialback import may_dial
-from gossamer.wan.doors import Anybody
-from gossamer.wan.guard import Guard, caller_of
-from gossamer.wan.messages import Refused
-from gossamer.wan.service import CoordinatorServer
-from gossamer.wan.trust import Party
+from gossamer.wan.roster.calls import plain
+from gossamer.wan.roster.messages import Refused
+from gossamer.wan.roster.service import CoordinatorServer
+from gossamer.wan.trust import certificates
+from gossamer.wan.trust.certificates import Certificate, Identity
+from gossamer.wan.trust.dial import Dial
+from gossamer.wan.trust.doors import Anybody
+from gossamer.wan.trust.guard import Guard, caller_of
+from gossamer.wan.trust.terms import Party
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,9 @@ import gossamer
 ROOT = Path(gossamer.__file__).parent
 FILES = sorted([*ROOT.glob("wan/*.py"), *ROOT.glob("real/*.py"), *ROOT.glob("app/wan_*.py")])
 STAMPS = {
-    "wan/certificates.py": "dates of certificates, which both ends compare with their own clock",
-    "app/wan_logs.py": "the stamp of a line of the log, as the logger took it",
-    "wan/ended.py": "when a run came to its end, for people",
+    "wan/trust/certificates.py": "dates of certificates, which both ends compare with their own clock",
+    "app/wan/logs.py": "the stamp of a line of the log, as the logger took it",
+    "wan/roster/ended.py": "when a run came to its end, for people",
 }
 JUMPS = {
     "time": {"time", "time_ns", "ctime", "localtime", "gmtime", "asctime", "strftime", "clock_gettime"},
@@ -40,8 +40,8 @@ def test_only_certificates_and_what_people_read_look_at_the_time_of_day() -> Non
     assert len(FILES) > 40
     found = {path.relative_to(ROOT).as_posix(): reads_of(path.read_text()) for path in FILES}
     assert {name for name, reads in found.items() if reads} == set(STAMPS)
-    assert found["wan/certificates.py"] == found["wan/ended.py"] == {"datetime.now"}
-    assert found["app/wan_logs.py"] == {"time.strftime", "time.localtime", "datetime.fromtimestamp"}
+    assert found["wan/trust/certificates.py"] == found["wan/roster/ended.py"] == {"datetime.now"}
+    assert found["app/wan/logs.py"] == {"time.strftime", "time.localtime", "datetime.fromtimestamp"}
 
 
 @pytest.mark.parametrize(

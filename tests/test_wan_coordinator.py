@@ -16,11 +16,11 @@ from coordinator_toys import X0, Nursery, Process, at, caller, eventually, quick
 from wan_toys import Line
 
 from gossamer.core.errors import RunFailed
-from gossamer.wan.calls import Away, ask_status, plain
-from gossamer.wan.client import CoordinatorClient, Event
-from gossamer.wan.messages import Refused, pack
-from gossamer.wan.records import Card, Elect, Have, Known, Plan, Propose, Report, Session
-from gossamer.wan.sessions import NotYet, Sessions
+from gossamer.wan.roster.calls import Away, ask_status, plain
+from gossamer.wan.roster.client import CoordinatorClient, Event
+from gossamer.wan.roster.messages import Refused, pack
+from gossamer.wan.roster.records import Card, Elect, Have, Known, Plan, Propose, Report, Session
+from gossamer.wan.roster.sessions import NotYet, Sessions
 
 TWO = {"seats": 2}
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from coordinator_toys import X0, Desk, at, caller, spec
 
-from gossamer.wan.messages import Refused
-from gossamer.wan.records import HandIn, Have, Session
+from gossamer.wan.roster.messages import Refused
+from gossamer.wan.roster.records import HandIn, Have, Session
 
 
 @pytest.fixture

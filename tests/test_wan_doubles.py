@@ -21,9 +21,9 @@ from test_wan_run_sessions import last
 from wan_run_toys import field
 
 from gossamer.core.errors import RunFailed
-from gossamer.wan.client import CoordinatorClient
-from gossamer.wan.messages import Refused
-from gossamer.wan.records import Session
+from gossamer.wan.roster.client import CoordinatorClient
+from gossamer.wan.roster.messages import Refused
+from gossamer.wan.roster.records import Session
 
 
 @pytest.fixture

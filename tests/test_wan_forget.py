@@ -13,10 +13,10 @@ from pydantic import ValidationError
 
 from gossamer.app.config import load
 from gossamer.app.job import resolve
-from gossamer.app.wan_spec import settings_of_job
-from gossamer.wan.differing import MAX_SETTINGS, differences, settings_of
-from gossamer.wan.messages import Refused, pack, printable, unpack
-from gossamer.wan.records import Forget, Plan, Publish, Spec
+from gossamer.app.wan.spec import settings_of_job
+from gossamer.wan.roster.differing import MAX_SETTINGS, differences, settings_of
+from gossamer.wan.roster.messages import Refused, pack, printable, unpack
+from gossamer.wan.roster.records import Forget, Plan, Publish, Spec
 
 
 @pytest.fixture

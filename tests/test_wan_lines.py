@@ -11,11 +11,11 @@ import pytest
 from test_wan_wire import exchange
 from wan_toys import QUICK, Line
 
-from gossamer.wan.access import Access, Peer
-from gossamer.wan.lines import Lines
-from gossamer.wan.listening import Port
+from gossamer.wan.links.lines import Lines
+from gossamer.wan.links.listening import Port
+from gossamer.wan.links.wire import Links
 from gossamer.wan.loop import in_loop
-from gossamer.wan.wire import Links
+from gossamer.wan.trust.access import Access, Peer
 
 
 class Keeping:

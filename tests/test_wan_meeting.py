@@ -18,12 +18,12 @@ from wan_run_toys import Field, field
 
 from gossamer.app.config import load
 from gossamer.app.job import resolve
-from gossamer.app.wan_meeting import Meeting, Vain, patiently
-from gossamer.app.wan_presence import Presence, Where
-from gossamer.app.wan_spec import spec_of
-from gossamer.wan.calls import Away
+from gossamer.app.wan.meeting import Meeting, Vain, patiently
+from gossamer.app.wan.presence import Presence, Where
+from gossamer.app.wan.spec import spec_of
 from gossamer.wan.loop import in_loop
-from gossamer.wan.sessions import NotYet, Sessions
+from gossamer.wan.roster.calls import Away
+from gossamer.wan.roster.sessions import NotYet, Sessions
 
 
 class Others:

@@ -9,11 +9,11 @@ import pytest
 from coordinator_toys import Clock, Desk, caller, spec
 
 from gossamer.core.errors import BadInput
-from gossamer.wan.leases import Leases
-from gossamer.wan.ledgerdb import LedgerDB
-from gossamer.wan.membership import check_spec
-from gossamer.wan.messages import Refused, unpack
-from gossamer.wan.records import HandIn, Have, Join, Propose, Roster, Session
+from gossamer.wan.roster.leases import Leases
+from gossamer.wan.roster.ledgerdb import LedgerDB
+from gossamer.wan.roster.membership import check_spec
+from gossamer.wan.roster.messages import Refused, unpack
+from gossamer.wan.roster.records import HandIn, Have, Join, Propose, Roster, Session
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 from gossamer.wan.deadlines import Timeouts
 from gossamer.wan.loop import in_loop
 from gossamer.wan.neighbours import Neighbours, Ping, _Known
-from gossamer.wan.records import Card, Member
+from gossamer.wan.roster.records import Card, Member
 
 OSLO = Member(site="oslo", seat=1, boot=f"{7:032x}", card=Card(address="127.0.0.1:1"))
 

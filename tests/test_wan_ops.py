@@ -19,23 +19,23 @@ from rich.console import Console
 from test_docs import check_command
 from trust_toys import sites
 
-from gossamer.app import wan_logs, wan_status
+from gossamer.app.wan import logs, status
 from gossamer.cli import main
 from gossamer.core.errors import BadInput
 from gossamer.wan import dialback
-from gossamer.wan.calls import plain
-from gossamer.wan.certificates import Identity
-from gossamer.wan.client import CoordinatorClient
-from gossamer.wan.doors import Anybody
-from gossamer.wan.ended import Ended
-from gossamer.wan.guard import AioGuard, Guard, caller_of
-from gossamer.wan.link import Traffic
+from gossamer.wan.links.link import Traffic
 from gossamer.wan.metrics import CoordinatorMetrics, SiteMetrics
-from gossamer.wan.records import Card, Report, RunStatus, SiteStatus, Spec, Status
-from gossamer.wan.relay import RelayServer
-from gossamer.wan.relay_messages import Counters
-from gossamer.wan.service import CoordinatorServer
-from gossamer.wan.trust import Party, Terms, new_secret, read_secret
+from gossamer.wan.relay.messages import Counters
+from gossamer.wan.relay.server import RelayServer
+from gossamer.wan.roster.calls import plain
+from gossamer.wan.roster.client import CoordinatorClient
+from gossamer.wan.roster.ended import Ended
+from gossamer.wan.roster.records import Card, Report, RunStatus, SiteStatus, Spec, Status
+from gossamer.wan.roster.service import CoordinatorServer
+from gossamer.wan.trust.certificates import Identity
+from gossamer.wan.trust.doors import Anybody
+from gossamer.wan.trust.guard import AioGuard, Guard, caller_of
+from gossamer.wan.trust.terms import Party, Terms, new_secret, read_secret
 
 SPEC = Spec(run="run-7", configuration="aa", layout="bb", versions={}, seats=2, synchronous=True, min_sites=2, floor_s=30.0)
 STATUS = Status(
@@ -150,10 +150,10 @@ def test_the_page_is_there_and_goes() -> None:
 
 
 @pytest.mark.parametrize("format", ["json", "text"])
-def test_a_log_has_one_line_for_each_message_and_says_where(format: wan_logs.Format) -> None:
+def test_a_log_has_one_line_for_each_message_and_says_where(format: logs.Format) -> None:
     file = io.StringIO()
-    place = wan_logs.set_up_logs(format, site="lyon", run="run-7", file=file)
-    log = logging.getLogger("gossamer.wan.link")
+    place = logs.set_up_logs(format, site="lyon", run="run-7", file=file)
+    log = logging.getLogger("gossamer.wan.links.link")
     log.info("begins")
     place.session, place.round = 3, 17
     log.warning("refused %s", "a\nb\x1b[31m")
@@ -167,7 +167,7 @@ def test_a_log_has_one_line_for_each_message_and_says_where(format: wan_logs.For
         *found, other = (json.loads(line) for line in lines)
         assert (other["logger"], other["message"]) == ("elsewhere", "not ours"), "stderr has objects alone"
         assert [(f["session"], f["round"], f["level"]) for f in found] == [(None, None, "info"), (3, 17, "warning"), (3, 17, "error")]
-        assert {(f["site"], f["run"], f["logger"]) for f in found} == {("lyon", "run-7", "gossamer.wan.link")}
+        assert {(f["site"], f["run"], f["logger"]) for f in found} == {("lyon", "run-7", "gossamer.wan.links.link")}
         assert found[1]["message"] == "refused a\nb\x1b[31m" and "ValueError" in found[2]["error"]
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", found[0]["time"])
     else:
@@ -179,7 +179,7 @@ def test_a_log_has_one_line_for_each_message_and_says_where(format: wan_logs.For
 def test_a_later_set_up_replaces_the_first() -> None:
     files = [io.StringIO(), io.StringIO()]
     for file in files:
-        wan_logs.set_up_logs("text", site="a", run="r", file=file)
+        logs.set_up_logs("text", site="a", run="r", file=file)
     logging.getLogger("gossamer.x").warning("once")
     assert files[0].getvalue() == "" and files[1].getvalue().count("once") == 1
 
@@ -189,7 +189,7 @@ def test_a_later_set_up_replaces_the_first() -> None:
 
 def test_whatever_goes_to_stderr_is_an_object(capsys: pytest.CaptureFixture[str]) -> None:
     """Warnings, threads that fail, and the last word of a process."""
-    wan_logs.set_up_logs("json", site="lyon", run="run-7")
+    logs.set_up_logs("json", site="lyon", run="run-7")
     warnings.warn("an old thing", DeprecationWarning, stacklevel=1)
     thread = threading.Thread(target=lambda: 1 / 0)
     thread.start()
@@ -200,14 +200,14 @@ def test_whatever_goes_to_stderr_is_an_object(capsys: pytest.CaptureFixture[str]
     assert "an old thing" in warned["message"] and warned["level"] == "warning"
     assert "ZeroDivisionError" in failed["message"] and "Traceback" in failed["error"]
     assert last["level"] == "error" and "not a loopback address" in last["message"] and last["site"] == "lyon"
-    wan_logs.set_up_logs("text", site="lyon", run="run-7")
+    logs.set_up_logs("text", site="lyon", run="run-7")
     assert main(["wan", "status", "--coordinator", "example.org:7400"]) == 2
     assert capsys.readouterr().err.startswith("gossamer: example.org:7400")
 
 
 def shown(found: Status, width: int = 200) -> str:
     console = Console(width=width, file=io.StringIO())
-    console.print(wan_status.status_tables(found, width))
+    console.print(status.status_tables(found, width))
     return str(console.file.getvalue())  # type: ignore[attr-defined]
 
 

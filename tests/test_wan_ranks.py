@@ -22,8 +22,8 @@ from test_wan_run import cache, check_same, sets_of, text  # noqa: F401
 from test_wan_run_faults import meets
 from wan_run_toys import SITES, Field, field
 
-from gossamer.app.wan_presence import Where
-from gossamer.app.wan_run import join
+from gossamer.app.wan.presence import Where
+from gossamer.app.wan.run import join
 from gossamer.core.errors import BadInput
 from gossamer.core.tree import sha256
 from gossamer.train import checkpoint

@@ -18,19 +18,19 @@ from wan_toys import bytes_like, empty
 
 from gossamer.core.errors import BadInput, RunFailed
 from gossamer.real import LinkDown
-from gossamer.wan import relay as relay_module
-from gossamer.wan import relay_messages as R
-from gossamer.wan.access import Access
-from gossamer.wan.certificates import Identity
-from gossamer.wan.dial import Dial
-from gossamer.wan.guard import AioGuard, caller_of
+from gossamer.wan.links.wire import Links, LinkSettings, Peer
 from gossamer.wan.loop import in_loop
-from gossamer.wan.messages import pack
-from gossamer.wan.relay import RelayServer
-from gossamer.wan.relay_client import RelayClient, peer_of
-from gossamer.wan.relay_messages import RelaySettings
-from gossamer.wan.trust import Party
-from gossamer.wan.wire import Links, LinkSettings, Peer
+from gossamer.wan.relay import messages as R
+from gossamer.wan.relay import server as relay_module
+from gossamer.wan.relay.client import RelayClient, peer_of
+from gossamer.wan.relay.messages import RelaySettings
+from gossamer.wan.relay.server import RelayServer
+from gossamer.wan.roster.messages import pack
+from gossamer.wan.trust.access import Access
+from gossamer.wan.trust.certificates import Identity
+from gossamer.wan.trust.dial import Dial
+from gossamer.wan.trust.guard import AioGuard, caller_of
+from gossamer.wan.trust.terms import Party
 
 SOON = LinkSettings(beat_s=0.2, silent_s=3.0, patience_s=60.0)
 

@@ -11,12 +11,12 @@ from test_wan_relay import serve, until
 from trust_toys import TERMS, Listed, identity, sites
 
 from gossamer.core.errors import RunFailed
-from gossamer.wan.dial import Dial
-from gossamer.wan.doors import Anybody
-from gossamer.wan.guard import Guard
-from gossamer.wan.relay_client import RelayClient
-from gossamer.wan.service import CoordinatorServer
-from gossamer.wan.trust import Party
+from gossamer.wan.relay.client import RelayClient
+from gossamer.wan.roster.service import CoordinatorServer
+from gossamer.wan.trust.dial import Dial
+from gossamer.wan.trust.doors import Anybody
+from gossamer.wan.trust.guard import Guard
+from gossamer.wan.trust.terms import Party
 
 
 @pytest.fixture(scope="module")

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from coordinator_toys import at, caller, spec
 
-from gossamer.app.wan_bound import Bound
+from gossamer.app.wan.bound import Bound
 from gossamer.core.errors import BadInput
 from gossamer.wan.deadlines import Timeouts
-from gossamer.wan.records import Propose, Roster, Session, Verdict
-from gossamer.wan.sessions import GoneOn, NotYet, Sessions
+from gossamer.wan.roster.records import Propose, Roster, Session, Verdict
+from gossamer.wan.roster.sessions import GoneOn, NotYet, Sessions
 
 
 def session(number: int, *members: int) -> Session:

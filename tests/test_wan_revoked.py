@@ -20,22 +20,22 @@ from wan_toys import RUN, empty
 
 from gossamer.core.errors import RunFailed
 from gossamer.real import LinkDown
-from gossamer.wan import ca, certificates, vigil
-from gossamer.wan import greeting as G
-from gossamer.wan.calls import Away
-from gossamer.wan.certificates import Identity
-from gossamer.wan.client import CoordinatorClient
-from gossamer.wan.dial import Dial
-from gossamer.wan.doors import Anybody, Doors
-from gossamer.wan.guard import AioGuard, Guard, caller_of, ended_of
+from gossamer.wan.links.wire import Links, Peer
 from gossamer.wan.loop import in_loop
-from gossamer.wan.records import Card
-from gossamer.wan.relay import RelayServer
-from gossamer.wan.relay_client import RelayClient
-from gossamer.wan.service import CoordinatorServer
-from gossamer.wan.trust import Distrusted, Party, Terms
-from gossamer.wan.vigil import Vigil
-from gossamer.wan.wire import Links, Peer
+from gossamer.wan.relay.client import RelayClient
+from gossamer.wan.relay.server import RelayServer
+from gossamer.wan.roster.calls import Away
+from gossamer.wan.roster.client import CoordinatorClient
+from gossamer.wan.roster.records import Card
+from gossamer.wan.roster.service import CoordinatorServer
+from gossamer.wan.trust import ca, certificates, vigil
+from gossamer.wan.trust import greeting as G
+from gossamer.wan.trust.certificates import Identity
+from gossamer.wan.trust.dial import Dial
+from gossamer.wan.trust.doors import Anybody, Doors
+from gossamer.wan.trust.guard import AioGuard, Guard, caller_of, ended_of
+from gossamer.wan.trust.terms import Distrusted, Party, Terms
+from gossamer.wan.trust.vigil import Vigil
 
 NAMES = ("a", "b")
 

@@ -16,13 +16,13 @@ from test_wan_run_faults import meets
 from test_wan_run_sessions import last
 from wan_run_toys import Field, field
 
-from gossamer.wan import ca, certificates
-from gossamer.wan.calls import ask_status
-from gossamer.wan.certificates import Identity
-from gossamer.wan.dial import Dial
-from gossamer.wan.doors import Anybody
-from gossamer.wan.records import SiteStatus
-from gossamer.wan.trust import Party, Terms, read_secret
+from gossamer.wan.roster.calls import ask_status
+from gossamer.wan.roster.records import SiteStatus
+from gossamer.wan.trust import ca, certificates
+from gossamer.wan.trust.certificates import Identity
+from gossamer.wan.trust.dial import Dial
+from gossamer.wan.trust.doors import Anybody
+from gossamer.wan.trust.terms import Party, Terms, read_secret
 
 
 @contextmanager

@@ -15,13 +15,13 @@ from hypothesis import HealthCheck, given, settings
 from trust_toys import TERMS, Listed, dial, identity, sites
 
 from gossamer.core.errors import BadInput, RunFailed
-from gossamer.wan.calls import plain
-from gossamer.wan.client import CoordinatorClient
-from gossamer.wan.guard import Guard, caller_of
-from gossamer.wan.messages import MAX_MESSAGE_BYTES, Refusal, Refused, pack
-from gossamer.wan.records import PROTOCOL, Ask, Card, Join, Propose
-from gossamer.wan.service import SERVICE, CoordinatorServer
-from gossamer.wan.trust import Party, Terms
+from gossamer.wan.roster.calls import plain
+from gossamer.wan.roster.client import CoordinatorClient
+from gossamer.wan.roster.messages import MAX_MESSAGE_BYTES, Refusal, Refused, pack
+from gossamer.wan.roster.records import PROTOCOL, Ask, Card, Join, Propose
+from gossamer.wan.roster.service import SERVICE, CoordinatorServer
+from gossamer.wan.trust.guard import Guard, caller_of
+from gossamer.wan.trust.terms import Party, Terms
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_garbage_on_the_stream_and_too_much_of_it(server: CoordinatorServer) -> 
 
 
 def test_a_refusal_is_logged_once(server: CoordinatorServer, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "gossamer.wan.service"):
+    with caplog.at_level(logging.WARNING, "gossamer.wan.roster.service"):
         for _ in range(5):
             reply = said(server, "Plan", pack(caller("nobody")))
             assert isinstance(reply, Refusal) and reply.code == "unknown"

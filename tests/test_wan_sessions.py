@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from coordinator_toys import Desk, at, caller, spec
 
-from gossamer.wan.messages import Refused
-from gossamer.wan.records import Ask, Have, Plan, Publish, Session, Spec
+from gossamer.wan.roster.messages import Refused
+from gossamer.wan.roster.records import Ask, Have, Plan, Publish, Session, Spec
 
 
 @pytest.fixture

@@ -18,9 +18,9 @@ from toy import ToyBody
 
 from gossamer.app.config import load
 from gossamer.app.job import resolve
-from gossamer.app.wan_slow import Slow
-from gossamer.app.wan_spec import spec_of
-from gossamer.app.wan_state import keeps
+from gossamer.app.wan.slow import Slow
+from gossamer.app.wan.spec import spec_of
+from gossamer.app.wan.state import keeps
 from gossamer.core.errors import BadInput
 from gossamer.core.plan import uniform
 from gossamer.core.ranges import Ranges

@@ -17,12 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trust_toys import ECHO, TALK, TERMS, WATCH, Listed, dial, fresh, identity, raw, serving, sites, unharmed
 
-from gossamer.wan import ca, gate
-from gossamer.wan import greeting as G
-from gossamer.wan.certificates import Identity
-from gossamer.wan.gate import Seen
-from gossamer.wan.guard import AioGuard, caller_of
-from gossamer.wan.trust import Distrusted, Party
+from gossamer.wan.trust import ca, gate
+from gossamer.wan.trust import greeting as G
+from gossamer.wan.trust.certificates import Identity
+from gossamer.wan.trust.gate import Seen
+from gossamer.wan.trust.guard import AioGuard, caller_of
+from gossamer.wan.trust.terms import Distrusted, Party
 
 
 @pytest.fixture(scope="module")

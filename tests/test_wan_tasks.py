@@ -18,9 +18,9 @@ from coordinator_toys import eventually
 from gossamer.wan.deadlines import Timeouts
 from gossamer.wan.loop import in_loop, io_loop, spawn
 from gossamer.wan.neighbours import Neighbours, Ping
-from gossamer.wan.records import Card, Member, Roster
+from gossamer.wan.roster.records import Card, Member, Roster
 from gossamer.wan.state_service import NotBrought, StateAsk, StateOffer, fetch
-from gossamer.wan.trust import Distrusted
+from gossamer.wan.trust.terms import Distrusted
 
 
 def test_a_task_that_fails_is_told_of(caplog: pytest.LogCaptureFixture) -> None:

@@ -11,12 +11,12 @@ from toy import toy_layout, toy_start
 
 from gossamer.app.config import load
 from gossamer.app.job import Job, resolve
-from gossamer.app.wan_tiers import Word, agree
+from gossamer.app.wan.tiers import Word, agree
 from gossamer.core.errors import RunFailed
 from gossamer.core.tiers import hosts
 from gossamer.core.tree import digest
 from gossamer.train import checkpoint
-from gossamer.wan.records import Session
+from gossamer.wan.roster.records import Session
 from gossamer.worker.effects import RecvAny, Send, Tag
 from gossamer.worker.packet import DONE
 from gossamer.worker.seat import Said, Seat

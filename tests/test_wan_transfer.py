@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from wan_toys import bytes_like, empty
 
 from gossamer.real import LinkDown
-from gossamer.wan.frames import (
+from gossamer.wan.links.frames import (
     DATA_HEADER_BYTES,
     MAX_CONTROL_BYTES,
     MIN_CHUNK_BYTES,
@@ -36,10 +36,10 @@ from gossamer.wan.frames import (
     unpack_chunk,
     unpack_control,
 )
-from gossamer.wan.pacing import Bucket, Pace
-from gossamer.wan.slips import WINDOW, Slips
-from gossamer.wan.transfer import Inbox, Op, Outbox, bytes_of
-from gossamer.wan.watch import Watch
+from gossamer.wan.links.pacing import Bucket, Pace
+from gossamer.wan.links.slips import WINDOW, Slips
+from gossamer.wan.links.transfer import Inbox, Op, Outbox, bytes_of
+from gossamer.wan.links.watch import Watch
 
 CHUNK = MIN_CHUNK_BYTES
 

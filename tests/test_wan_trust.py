@@ -20,13 +20,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from trust_toys import ECHO, TALK, TERMS, WATCH, Listed, believing, call, dial, fresh, identity, raw, serving, sites, unharmed
 
 from gossamer import BadInput
-from gossamer.wan import ca, certificates, gate
-from gossamer.wan import greeting as G
-from gossamer.wan.certificates import Identity, load_authority
-from gossamer.wan.dial import Dial
-from gossamer.wan.gate import Seen
-from gossamer.wan.guard import Guard
-from gossamer.wan.trust import Distrusted, Party, Terms, is_loopback
+from gossamer.wan.trust import ca, certificates, gate
+from gossamer.wan.trust import greeting as G
+from gossamer.wan.trust.certificates import Identity, load_authority
+from gossamer.wan.trust.dial import Dial
+from gossamer.wan.trust.gate import Seen
+from gossamer.wan.trust.guard import Guard
+from gossamer.wan.trust.terms import Distrusted, Party, Terms, is_loopback
 
 
 @pytest.fixture(scope="module")
@@ -229,7 +229,7 @@ def test_a_foreign_run(made: Path, caplog: pytest.LogCaptureFixture, terms: Term
 def test_another_version(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(identity(made, "a"), Listed("b")) as (address, _):
         with monkeypatch.context() as patch:
-            patch.setattr("gossamer.wan.dial.PROTOCOL", 99)
+            patch.setattr("gossamer.wan.trust.dial.PROTOCOL", 99)
             with pytest.raises(Distrusted, match="speaks protocol version 99, site a version 1: run one release") as caught:
                 call(dial(address, identity(made, "b")))
         assert caught.value.reason == "version"

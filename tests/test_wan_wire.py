@@ -18,9 +18,9 @@ from wan_toys import QUICK, RUN, bytes_like, empty, in_sites, line_between, link
 
 from gossamer.core.errors import BadInput, RunFailed
 from gossamer.real import Group, LinkDown
-from gossamer.wan.channel import SERVICE
-from gossamer.wan.frames import Attach, DataHeader, Hello, pack_chunk, pack_control, run_mark
-from gossamer.wan.wire import Access, Links, LinkSettings, Peer
+from gossamer.wan.links.channel import SERVICE
+from gossamer.wan.links.frames import Attach, DataHeader, Hello, pack_chunk, pack_control, run_mark
+from gossamer.wan.links.wire import Access, Links, LinkSettings, Peer
 
 CHUNK = 1 << 16
 Pair = tuple[Links, Links]

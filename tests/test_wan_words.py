@@ -21,21 +21,21 @@ from gossamer.app.config import load
 from gossamer.app.job import resolve
 from gossamer.app.progress import Progress
 from gossamer.app.wan import _say
-from gossamer.app.wan_folder import SiteFolder
-from gossamer.app.wan_presence import Where
-from gossamer.app.wan_spec import run_name
-from gossamer.app.wan_state import Snapshot, read, write
-from gossamer.app.wan_waiting import Waiting, elsewhere, waits
+from gossamer.app.wan.folder import SiteFolder
+from gossamer.app.wan.presence import Where
+from gossamer.app.wan.spec import run_name
+from gossamer.app.wan.state import Snapshot, read, write
+from gossamer.app.wan.waiting import Waiting, elsewhere, waits
 from gossamer.cli import main
 from gossamer.core.errors import BadInput, RunFailed
 from gossamer.core.tree import master
 from gossamer.train import checkpoint
-from gossamer.wan.calls import Away, ask_status, plain
-from gossamer.wan.client import CoordinatorClient
-from gossamer.wan.diagnose import speaks_tls
-from gossamer.wan.guard import Guard
-from gossamer.wan.records import Card, Member, Report, Roster, Spec
-from gossamer.wan.service import CoordinatorServer
+from gossamer.wan.roster.calls import Away, ask_status, plain
+from gossamer.wan.roster.client import CoordinatorClient
+from gossamer.wan.roster.records import Card, Member, Report, Roster, Spec
+from gossamer.wan.roster.service import CoordinatorServer
+from gossamer.wan.trust.diagnose import speaks_tls
+from gossamer.wan.trust.guard import Guard
 
 ROOT = Path(__file__).resolve().parent.parent
 SPEC = Spec(run="run-7", configuration="aa", layout="bb", versions={}, seats=4, synchronous=True, min_sites=2, floor_s=30.0)

@@ -14,11 +14,11 @@ import grpc
 import grpc.aio
 import pytest
 
-from gossamer.wan import ca, certificates
-from gossamer.wan.certificates import Certificate, Identity
-from gossamer.wan.dial import Dial
-from gossamer.wan.guard import Guard, caller_of
-from gossamer.wan.trust import Party, Terms
+from gossamer.wan.trust import ca, certificates
+from gossamer.wan.trust.certificates import Certificate, Identity
+from gossamer.wan.trust.dial import Dial
+from gossamer.wan.trust.guard import Guard, caller_of
+from gossamer.wan.trust.terms import Party, Terms
 
 SECRET = b"s" * 32
 TERMS = Terms("run-1", SECRET, "c0ffee", "1a70")

@@ -15,8 +15,8 @@ from nursery import Started, nursery
 from small_runs import flags
 
 from gossamer.app.folder import RunFolder
-from gossamer.wan import ca
-from gossamer.wan.trust import new_secret
+from gossamer.wan.trust import ca
+from gossamer.wan.trust.terms import new_secret
 
 SITES = ("lyon", "oslo", "porto", "riga")
 

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from gossamer.real import Group, LinkDown, PeerLost
-from gossamer.wan.wire import Links, LinkSettings, LinkWire, Peer
+from gossamer.wan.links.wire import Links, LinkSettings, LinkWire, Peer
 
 RUN = "a-run"
 QUICK = LinkSettings(beat_s=0.1, silent_s=0.5, patience_s=2.0)

@@ -26,11 +26,11 @@ from pydantic import ValidationError
 
 from gossamer.core.errors import BadInput
 from gossamer.wan import dialback as D
-from gossamer.wan.certificates import Identity, date, now_utc
-from gossamer.wan.diagnose import diagnose, shown
-from gossamer.wan.guard import Guard
-from gossamer.wan.messages import Refusal, pack, printable, unpack
-from gossamer.wan.trust import Distrusted, host_of, is_loopback
+from gossamer.wan.roster.messages import Refusal, pack, printable, unpack
+from gossamer.wan.trust.certificates import Identity, date, now_utc
+from gossamer.wan.trust.diagnose import diagnose, shown
+from gossamer.wan.trust.guard import Guard
+from gossamer.wan.trust.terms import Distrusted, host_of, is_loopback
 
 CALL_S = 15.0
 _SOON = timedelta(days=14)

@@ -20,12 +20,12 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 import grpc
 from pydantic import Field, StringConstraints
 
-from gossamer.wan.certificates import Certificate, Identity, site_name
-from gossamer.wan.diagnose import diagnose
-from gossamer.wan.gate import Seen
-from gossamer.wan.messages import Record, Refused, Text, pack, unpack
-from gossamer.wan.records import Address, Name
-from gossamer.wan.trust import host_of
+from gossamer.wan.roster.messages import Record, Refused, Text, pack, unpack
+from gossamer.wan.roster.records import Address, Name
+from gossamer.wan.trust.certificates import Certificate, Identity, site_name
+from gossamer.wan.trust.diagnose import diagnose
+from gossamer.wan.trust.gate import Seen
+from gossamer.wan.trust.terms import host_of
 
 SERVICE = "gossamer.Check"
 ANSWER = f"/{SERVICE}/Answer"

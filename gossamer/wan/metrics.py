@@ -20,10 +20,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from gossamer.core.errors import BadInput
-from gossamer.wan.link import Traffic
-from gossamer.wan.records import Report, Status
-from gossamer.wan.relay_messages import Counters
-from gossamer.wan.trust import host_of
+from gossamer.wan.links.link import Traffic
+from gossamer.wan.relay.messages import Counters
+from gossamer.wan.roster.records import Report, Status
+from gossamer.wan.trust.terms import host_of
 
 log = logging.getLogger(__name__)
 

@@ -22,12 +22,12 @@ import grpc
 
 from gossamer.core.errors import RunFailed
 from gossamer.wan.deadlines import Timeouts
-from gossamer.wan.doors import QUIET, Doors
+from gossamer.wan.links.watch import knock
 from gossamer.wan.loop import in_loop, io_loop, spawn
-from gossamer.wan.messages import Record, Refused, unpack
-from gossamer.wan.records import Boot, Member, Name, Roster
-from gossamer.wan.trust import Distrusted
-from gossamer.wan.watch import knock
+from gossamer.wan.roster.messages import Record, Refused, unpack
+from gossamer.wan.roster.records import Boot, Member, Name, Roster
+from gossamer.wan.trust.doors import QUIET, Doors
+from gossamer.wan.trust.terms import Distrusted
 
 log = logging.getLogger(__name__)
 

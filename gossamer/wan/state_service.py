@@ -18,8 +18,8 @@ import grpc
 from pydantic import Field
 
 from gossamer.core.errors import RunFailed
-from gossamer.wan.messages import Record, unpack
-from gossamer.wan.records import Count, Hash, Round
+from gossamer.wan.roster.messages import Record, unpack
+from gossamer.wan.roster.records import Count, Hash, Round
 
 log = logging.getLogger(__name__)
 

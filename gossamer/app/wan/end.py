@@ -1,0 +1,95 @@
+"""The end of a wide-area run: one site makes the summary, of everybody's records and parameters."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+
+from gossamer.app.collect import STREAMS, everybody, merge
+from gossamer.app.folder import RunFolder
+from gossamer.app.job import Job
+from gossamer.app.served import servers_of
+from gossamer.app.simulate import write_result
+from gossamer.app.wan.hooks import SiteHooks
+from gossamer.core.tree import Tree
+from gossamer.real.group import Group
+from gossamer.worker.server import ServerGone
+from gossamer.worker.state import State
+
+
+def conclude(
+    job: Job,
+    group: Group,
+    folder: RunFolder,
+    hooks: SiteHooks,
+    state: State,
+    missing: Callable[[list[int]], None],
+    made: Callable[[], None],
+) -> bool:
+    """Everybody's records and parameters at the lowest living site, which writes the result and tells all.
+
+    Args:
+        missing: told who is not there at the end.
+        made: called where this site has written the result.
+
+    Returns:
+        Whether this site made the summary.
+
+    Raises:
+        RunFailed: a site is gone (synchronous methods: the others do this again, in a session without it).
+    """
+    hooks.close()
+    mine = False
+
+    def write(trees: dict[int, Tree], streams: list[dict[str, bytes]]) -> str:
+        nonlocal mine
+        mine = True
+        for name in STREAMS:
+            merge(folder, name, [one[name] for one in streams if name in one])
+        gone = [j for j in range(job.n) if j not in (group.living if job.servers else trees)]
+        write_result(job, "wan", folder, trees, hooks.judge, dead=gone, without_records=gone)
+        if gone:
+            missing(gone)
+        made()
+        return (folder.path / "summary.json").read_text()
+
+    summary = finish(job, group, hooks, state, write)
+    if not mine:
+        for name in STREAMS:
+            merge(folder, name, [hooks.own(name, servers_of(job))])
+        folder.write_summary(json.loads(summary))
+    return mine
+
+
+def finish(
+    job: Job, group: Group, hooks: SiteHooks, state: State, conclude: Callable[[dict[int, Tree], list[dict[str, bytes]]], str]
+) -> str:
+    """The end: everybody's records and parameters at the lowest living site, which makes the summary of them (`conclude`) and tells it.
+
+    Returns:
+        The summary.
+
+    Raises:
+        RunFailed: a site is gone (synchronous methods: the others do this again, in a session without it).
+    """
+    servers = [j for j in servers_of(job) if j not in group.members]  # those that are there speak for themselves
+    own = {name: hooks.own(name, servers) for name in STREAMS}
+    attempt = 0
+    while True:
+        to, done = group.living[0], f"summary/{attempt}"
+        told = {name: group.gather_bytes(own[name], to) for name in STREAMS}
+        found = everybody(job, group, state, to)
+        if found is not None:
+            if job.servers and not found:
+                raise ServerGone("the global server is gone, and with it the model of the run")
+            streams: list[dict[str, bytes]] = [{name: data} for name in STREAMS for data in told[name] or ()]
+            summary = conclude(found, streams)
+            group.post(done, summary)
+            return summary
+        while (said := group.posted([done])) is None and group.living[0] == to:
+            group.board.check()
+            time.sleep(0.02)
+        if said is not None:
+            return said[0]
+        attempt += 1

@@ -1,0 +1,1 @@
+"""The connections between two sites: streams, frames, payload and its pace."""

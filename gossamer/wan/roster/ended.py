@@ -1,0 +1,30 @@
+"""The end of a run, as the coordinator learns and tells it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
+
+from gossamer.wan.roster.messages import Record
+
+OVER = "over "
+"""How the plan begins that the site with the summary publishes when it has all; its name follows."""
+
+
+class Ended(Record):
+    """A run that has come to its end."""
+
+    site: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+    """Which has the summary."""
+    round: Annotated[int, Field(ge=0, lt=2**28)]
+    at: Annotated[str, StringConstraints(pattern=r"^[0-9: -]{16,19}$")]
+    """UTC, as the coordinator's clock had it; for people alone."""
+
+
+def ended(site: str, body: str, round: int) -> Ended | None:
+    """What a plan of `site` says of the end of the run; None: it is another plan."""
+    if not body.startswith(OVER):
+        return None
+    return Ended(site=site, round=round, at=datetime.now(UTC).strftime("%Y-%m-%d %H:%M"))

@@ -1,0 +1,1 @@
+"""Who is who: certificates, greetings, and what is asked of every call."""
