@@ -94,11 +94,11 @@ def test_gossip_goes_on_without_the_dead_and_takes_in_who_comes_late(text: Path,
 
 @pytest.mark.timeout(400)
 def test_leaving_waiting_below_the_least_and_a_coordinator_that_dies(text: Path, tmp_path: Path) -> None:
-    rounds = 24
-    sets = sets_of(text, 2, "diloco", run__rounds=rounds, clock__pace_s=0.2, checkpoint__every=4)
+    rounds = 20
+    sets = sets_of(text, 2, "diloco", run__rounds=rounds, clock__pace_s=0.1, checkpoint__every=4)
     with field(tmp_path / "wan", sets) as run:
         run.join("lyon", "oslo")
-        run.says("oslo", r"round 3/")
+        run.says("oslo", r"round \d+/")
         run.kill("oslo", signal.SIGTERM)
         run.ends("oslo", code=128 + signal.SIGTERM)
         assert "site oslo has left run" in run.log("oslo")

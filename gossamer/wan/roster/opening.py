@@ -141,7 +141,8 @@ class Book:
                     return Opening(
                         None,
                         f"{len(members & base)} of the {len(base)} sites of the last session are here: too few to go on, without "
-                        f"{state.names(base - members)}",
+                        f"{state.names(base - members)}; whoever is lost for good is not waited for after gossamer wan forget "
+                        f"{state.spec.run} --site SITE, or where one of the others is started with --bootstrap",
                     )
         ready = {s: h for s, h in (haves if begins else current).items() if s in members}
         if begins and (why := self._too_early(state, members, ready, told, over)):
