@@ -19,6 +19,7 @@ from gossamer.wan.roster.coordinator import Coordinator
 from gossamer.wan.roster.ledgerdb import LedgerDB
 from gossamer.wan.roster.records import (
     PROTOCOL,
+    RELAY,
     Admission,
     Beat,
     Caller,
@@ -93,12 +94,14 @@ class Desk:
         site: str,
         boot: int = 0,
         bootstrap: bool = False,
-        address: str | None = None,
+        address: str | None = "",
         of: Spec | None = None,
         take_over: bool = False,
+        relay: bool = False,
     ) -> Admission:
         of = of or spec()
-        who, card = caller(site, boot, of.run), Card(address=address)
+        address = f"10.0.0.{ord(site[0])}:7001" if address == "" else address
+        who, card = caller(site, boot, of.run), Card(address=address, capabilities=(RELAY,) if relay else ())
         return self.coordinator.join(Join(protocol=PROTOCOL, spec=of, caller=who, card=card, bootstrap=bootstrap, take_over=take_over))
 
     def dies(self, site: str, boot: int = 0) -> None:

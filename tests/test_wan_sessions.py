@@ -189,6 +189,24 @@ def test_connections_that_are_on_their_way_are_waited_for(desk: Desk) -> None:
     assert desk.state().session.members == (0, 1), "as long as the deadline"
 
 
+@pytest.mark.parametrize("relays", [(False, False), (True, False), (True, True)])
+def test_who_can_never_reach_each_other_is_told_so_at_once(desk: Desk, relays: tuple[bool, bool]) -> None:
+    of = spec(seats=2, founders=2)
+    for site, relay in zip(("a", "b"), relays, strict=True):
+        desk.join(site, of=of, address=None, relay=relay)
+    desk.propose("a", alive=(0,))
+    why = desk.propose("b", alive=(1,)).why
+    if all(relays):
+        assert why == "sites a, b are not connected yet"
+    else:
+        assert why.startswith("sites a and b only dial out, so neither reaches the other: give all sites --relay, or one of them --bind")
+        desk.wait(31.0, "a", "b")
+        assert desk.why() == why, "and after the deadline"
+        desk.join("b", boot=1, of=of, take_over=True)
+        desk.propose("b", boot=1, alive=(1,))
+        assert "dial" not in desk.why()
+
+
 def test_after_the_deadline_nobody_is_waited_for(desk: Desk) -> None:
     of = spec(quorum="deadline", founders=2)
     desk.found("a", "b", of=of)

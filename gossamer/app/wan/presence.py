@@ -20,7 +20,7 @@ from gossamer.wan.loop import in_loop
 from gossamer.wan.neighbours import Neighbours
 from gossamer.wan.relay.client import RelayClient, peer_of, relayed
 from gossamer.wan.roster.client import CoordinatorClient
-from gossamer.wan.roster.records import Card, Roster, Spec
+from gossamer.wan.roster.records import RELAY, Card, Roster, Spec
 from gossamer.wan.trust.access import Access, Peer
 from gossamer.wan.trust.doors import Doors
 from gossamer.wan.trust.terms import Party, check_bind, host_of, is_loopback
@@ -151,7 +151,11 @@ class Presence:
         self.address = address_at(where, bind, self.port.number)
         self.inner = ranks.inner(bind, self.port.number, self.address)
         """Where the ranks of this site reach each other."""
-        card = Card(address=self.address, ranks=ranks.addresses if self.address is not None else ())
+        card = Card(
+            address=self.address,
+            ranks=ranks.addresses if self.address is not None else (),
+            capabilities=() if where.relay is None else (RELAY,),
+        )
         self.client = self._client = CoordinatorClient(
             channel, spec, where.site, card, bootstrap=where.bootstrap, take_over=where.take_over
         )

@@ -99,10 +99,17 @@ class Book:
             over: the deadline is over.
             by: the site that decides in place of the coordinator.
         """
-        said, unknown = self._valid(state), False
-        if not said:
+        if not (said := self._valid(state)):
             return Opening(None)
-        bases = _bases(state, said)
+        opening = self._decide(state, said, over, by)
+        if opening.session is None and (pair := _apart(state, said)) is not None:
+            one, other = (state.names([s]) for s in pair)
+            remedy = "give all sites --relay, or one of them --bind and --advertise"
+            return Opening(None, f"sites {one} and {other} only dial out, so neither reaches the other: {remedy}")
+        return opening
+
+    def _decide(self, state: Membership, said: Mapping[int, Propose], over: bool, by: int | None) -> Opening:
+        bases, unknown = _bases(state, said), False
         if (newest := _newest(state, said)) is not None:  # what was made in it is where the run goes on, if anybody has it
             state, unknown = state.model_copy(update={"session": newest}), state.session is None
         last = state.session
@@ -296,6 +303,13 @@ def _unknown(said: Mapping[int, Propose]) -> tuple[int, int] | None:
     """Two sites of which one does not know yet whether it reaches the other."""
     known = {s: {s, *p.alive, *p.gone} for s, p in said.items()}
     return next(((i, j) for i in said for j in said if i < j and not (j in known[i] and i in known[j])), None)
+
+
+def _apart(state: Membership, said: Mapping[int, Propose]) -> tuple[int, int] | None:
+    """Two sites that cannot be dialled, have not both a relay, and do not reach each other."""
+    found = {m.seat: m.card for m in state.living if m.seat in said and m.card.address is None}
+    pairs = ((i, j) for i in found for j in found if i < j and not (found[i].relayed and found[j].relayed))
+    return next(((i, j) for i, j in pairs if j not in said[i].alive or i not in said[j].alive), None)
 
 
 def _reaching(said: Mapping[int, Propose], inside: frozenset[int], worth: Callable[[int], tuple[bool, ...]]) -> frozenset[int]:

@@ -82,6 +82,10 @@ class Spec(Record):
         return self.without != "wait"
 
 
+RELAY = "relay"
+"""One of a site's capabilities: it stands at a relay."""
+
+
 class Card(Record):
     """What a site says of itself."""
 
@@ -90,6 +94,11 @@ class Card(Record):
     ranks: Annotated[tuple[Address, ...], Field(max_length=MAX_SEATS)] = ()
     """Of a site of several ranks that can be dialled: where the others reach those after the first."""
     capabilities: Annotated[tuple[Name, ...], Field(max_length=64)] = ()
+
+    @property
+    def relayed(self) -> bool:
+        """Whether the site was given a relay."""
+        return RELAY in self.capabilities
 
 
 class Have(Record):
