@@ -279,8 +279,8 @@ def test_limits_and_rubbish(made: Path) -> None:
             (b"{}", "INVALID_ARGUMENT", "no Open: to"),
             (b"\x80\x04.", "INVALID_ARGUMENT", "no Open"),
             (b"[" * 4000, "INVALID_ARGUMENT", "no Open"),
-            (pack(R.Open(to="d")), "UNAVAILABLE", "site d does not stand"),
-            (pack(R.Open(to="b")), "UNAVAILABLE", "site b does not stand"),  # itself
+            (pack(R.Open(to="d")), "NOT_FOUND", "site d does not stand"),
+            (pack(R.Open(to="b")), "NOT_FOUND", "site b does not stand"),  # itself
             (bytes(5000), "RESOURCE_EXHAUSTED", ""),
         ):
             found_code, text = ask(made, relay, "b", message)

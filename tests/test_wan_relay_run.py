@@ -34,3 +34,20 @@ def test_sites_that_only_dial_out_train_with_the_bits_of_the_simulation(text: Pa
         assert re.search(r'gossamer_peer_payload_sent_bytes_total\{peer="oslo",run="[^"]+",site="lyon"\} [1-9]', told)
         run.ends("lyon", "oslo", "porto")
         check_same(run.summary("lyon"), simulated(sets, tmp_path / "sim"))
+
+
+@pytest.mark.timeout(300)
+def test_who_dies_and_cannot_be_dialled_is_given_up_when_others_know(text: Path, tmp_path: Path) -> None:  # noqa: F811
+    relay = f"127.0.0.1:{free()}"
+    with field(tmp_path / "wan", sets_of(text, 3, "diloco", run__rounds=5000), beside=("--relay", relay)) as run:
+        run.join("lyon", options=("--relay", relay, "--bind", "127.0.0.1:0"))
+        run.join("oslo", "porto", options=("--relay", relay))
+        run.trains("lyon", 3)
+        assert "WARNING" not in run.log("lyon") + run.log("oslo"), run.log("lyon") + run.log("oslo")
+        run.kill("porto")
+        for site in ("lyon", "oslo"):
+            run.says(
+                site,
+                r"site porto is gone \(round \d+: (its process is gone: (the coordinator|it does not stand at the relay)|site \w+ lost it)",
+            )
+            run.trains(site, 2)

@@ -18,7 +18,7 @@ from gossamer.wan.links.listening import Port
 from gossamer.wan.links.wire import Links
 from gossamer.wan.loop import in_loop
 from gossamer.wan.neighbours import Neighbours
-from gossamer.wan.relay.client import RelayClient, peer_of, relayed
+from gossamer.wan.relay.client import BACK_S, RelayClient, peer_of, relayed
 from gossamer.wan.roster.client import CoordinatorClient
 from gossamer.wan.roster.records import RELAY, Card, Roster, Spec
 from gossamer.wan.trust.access import Access, Peer
@@ -161,7 +161,14 @@ class Presence:
         )
         self.client.on_failure = on_out
         if where.relay is not None and secret is not None:
-            self._relay = RelayClient(self.doors.service(where.relay), local=self.port.number, begin=False)
+            self._relay = RelayClient(
+                self.doors.service(where.relay),
+                local=self.port.number,
+                begin=False,
+                patience_s=self.client.timeouts.lease,
+                there=self._there,
+            )
+            self.doors.relayed = self._relay.whose
         self.neighbours.begin(self.client.caller.boot, self.client.timeouts)
         self._vigil = Vigil(identity, [self.doors.look], on_out)
 
@@ -197,6 +204,29 @@ class Presence:
             for worker in missing(links, peers, self._places):
                 self.neighbours.lost(worker)
             raise
+
+    def watch(self, links: Links, members: Sequence[int]) -> None:
+        """Has these connections given up where the coordinator or the relay knows that the process at their other end is gone.
+
+        Args:
+            members: of the session that they are for.
+        """
+        boots = {j: m.boot for j in members if (m := self.client.roster.at(j)) is not None}
+
+        def out(number: int) -> str | None:
+            workers = self._places.workers
+            seat = workers[number] if number < len(workers) else self.hosts.get(number, -1)
+            member = self.client.roster.at(seat)
+            if member is None or seat not in boots:
+                return None
+            if member.boot != boots[seat]:
+                return "another one has joined in its place"
+            if not member.there:
+                return "the coordinator has not heard of it since"
+            absent_s = None if self._relay is None else self._relay.absent_s(member.site)
+            return None if absent_s is None or absent_s < BACK_S else "it does not stand at the relay any more"
+
+        links.out = out
 
     @property
     def listens(self) -> bool:
@@ -234,6 +264,10 @@ class Presence:
             return found if found is None or self._relay is None else relayed(found, self._me, self._relay)
         except RunFailed:
             return None
+
+    def _there(self, site: str) -> bool:
+        """Whether a site is, as far as this one knows."""
+        return any(m.site == site and m.there for m in self.client.roster.members)
 
     def name_of(self, seat: int) -> str | None:
         """The site of a seat."""

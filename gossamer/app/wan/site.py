@@ -261,11 +261,13 @@ class SiteRun:
 
     def _links(self, number: int, session: Session) -> Links:
         """Connections of a rank or a server of this site in a session."""
-        return Links(
+        links = Links(
             number, self.places.n + self.job.servers, f"{self.spec.run}/{session.key}", port=self.presence.port,
             settings=link_settings(self.job, self.client.timeouts),
             terms={"session": session.key}, access=self.presence.access,
         )  # fmt: skip
+        self.presence.watch(links, session.members)
+        return links
 
     def _traffic(self, links: Links, names: dict[int, str]) -> dict[str, Traffic]:
         return self.hosting.traffic(links, self.places, names) if self.hosting else by_site(links.traffic(), self.places, names)

@@ -42,7 +42,7 @@ _FOR_GOOD = (
     grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.INVALID_ARGUMENT,
 )
-_BACKOFF_S, _MOST_BACKOFF_S = 0.05, 1.0
+_BACKOFF_S, _MOST_BACKOFF_S, _LOOK_S = 0.05, 1.0, 0.05
 
 
 class LinkWire:
@@ -118,6 +118,8 @@ class Links:
         self.store = PeerStore(me)
         """What a Group over these connections takes for its store, where nobody else has one for all."""
         self.store.push = self._push
+        self.out: Callable[[int], str | None] = lambda number: None
+        """Why the process of a peer is gone, as others say who would know; None: nobody says so. Counts while there is no connection."""
         self._terms, self._access = dict(terms or {}), access or Access()
         self._listener = Listener(me, n, run, self.incarnation, self._terms, self._access, self.links.get)
         self._closed: set[WireName] = set()
@@ -272,6 +274,8 @@ class Links:
 
     def _session_ended(self, link: Link, why: str) -> None:
         log.info("site %d: %s; connecting anew", link.src, why)
+        if not self._shut:
+            self._do(self._look_out(link))
         if not self._dials(link) and link.peer.address is not None and not self._shut:
             self._do(self._await_return(link))
 
@@ -285,6 +289,13 @@ class Links:
                 link.die(f"its process has ended ({link.trouble}, and a new connection is refused)")
             await asyncio.sleep(min(pause_s, self.settings.beat_s))
             pause_s *= 2.0
+
+    async def _look_out(self, link: Link) -> None:
+        """Of a peer whose connection broke: whether others say that its process is gone. Where it cannot be dialled, nothing else tells."""
+        while link.over is None and link.session is None:
+            if (why := self.out(link.src)) is not None:
+                link.die(f"its process is gone: {why}")
+            await asyncio.sleep(_LOOK_S)
 
     def _push(self, frame: Control) -> None:
         for link in self.links.values():

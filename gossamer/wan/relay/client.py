@@ -44,6 +44,8 @@ log = logging.getLogger(__name__)
 
 _FIRST_BYTE_S = 60.0
 _BACKOFF_S, _MOST_BACKOFF_S = 0.05, 1.0
+BACK_S = 1.5
+"""After so long a site that had lost its connection to a relay stands there again, if it can."""
 _FOR_GOOD = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.FAILED_PRECONDITION)
 _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.use_local_subchannel_pool", 1),
@@ -62,9 +64,19 @@ class RelayClient:
         dial: to the relay.
         local: port of loopback where pipes to this site end; None: it opens pipes, and takes none.
         begin: stand there at once; else when `begin` is called.
+        patience_s: that there is no pipe to a site is said when it has lasted so long,
+        there: and the site is one that should be there.
     """
 
-    def __init__(self, dial: Dial, *, local: int | None, begin: bool = True) -> None:
+    def __init__(
+        self,
+        dial: Dial,
+        *,
+        local: int | None,
+        begin: bool = True,
+        patience_s: float = 0.0,
+        there: Callable[[str], bool] = lambda site: True,
+    ) -> None:
         self.failure: RunFailed | None = None
         """Why this client has given up: it is refused, or another process of its site stands at the relay."""
         self.trouble: str | None = "the relay has not answered yet"
@@ -74,7 +86,11 @@ class RelayClient:
         self._addresses: dict[str, str] = {}
         self._servers: list[asyncio.Server] = []
         self._pipes: set[asyncio.Task[None]] = set()
-        self._said: dict[str, str] = {}
+        self._patience_s, self._there = patience_s, there
+        self._lacks: dict[str, tuple[float, bool]] = {}
+        """Sites to which there is no pipe: since when, and whether that was said."""
+        self._absent_s: dict[str, float] = {}
+        """Sites that do not stand at the relay, since when this is known."""
         self._channel: Any = None
         self._shut = False
         self._away_s: float | None = None
@@ -119,6 +135,17 @@ class RelayClient:
                 self._addresses[site] = f"127.0.0.1:{made.getsockname()[1]}"
                 io_loop().call_soon_threadsafe(lambda: self._do(lambda: self._forward(site, made)))
             return self._addresses[site]
+
+    def whose(self, address: str) -> str | None:
+        """The site that is reached by the relay at an address of loopback."""
+        with self._lock:
+            return next((site for site, at in self._addresses.items() if at == address), None)
+
+    def absent_s(self, site: str) -> float | None:
+        """For how long the relay has said, each time that it was asked for a pipe, that a site does not stand there. None: it does, for all
+        that is known. One that lives, and can reach the relay, is back within `BACK_S`."""
+        since_s = self._absent_s.get(site)
+        return None if since_s is None or self.trouble is not None else time.monotonic() - since_s
 
     def close(self) -> None:
         """Ends all pipes. May be called again."""
@@ -165,6 +192,7 @@ class RelayClient:
                 self._away_s = time.monotonic()
                 log.warning("relay at %s: away (%s); trying again", self._dial.address, why)
             self.trouble, self._channel = why, None
+            self._absent_s.clear()
             self._settled.clear()
             await self._end_pipes()
             if self.failure is not None:
@@ -184,7 +212,7 @@ class RelayClient:
             if self._away_s is None:
                 log.info("relay at %s: this site stands", self._dial.address)
             else:
-                log.warning("relay at %s: back, after %.1f s", self._dial.address, time.monotonic() - self._away_s)
+                log.info("relay at %s: back, after %.1f s", self._dial.address, time.monotonic() - self._away_s)
                 self._away_s = None
             self.trouble = None
             self._channel = channel
@@ -232,9 +260,13 @@ class RelayClient:
         try:
             answer = await channel.unary_unary(f"/{SERVICE}/Open")(pack(Open(to=site)), timeout=GREET_S)
         except grpc.RpcError as error:
-            self._say(site, words(error))
+            absent = error.code() == grpc.StatusCode.NOT_FOUND
+            if absent:
+                self._absent_s.setdefault(site, time.monotonic())
+            self._say(site, str(error.details()) if absent else words(error))
             return
-        self._said.pop(site, None)
+        self._lacks.pop(site, None)
+        self._absent_s.pop(site, None)
         await self._run(unpack(Opened, answer).token, (reader, writer), first)
 
     async def _take(self, announced: Announced) -> None:
@@ -259,10 +291,19 @@ class RelayClient:
             far[1].transport.abort()
 
     def _say(self, site: str, why: str) -> None:
-        """Once for each reason, until there is a pipe again."""
-        if self._said.get(site) != why:
-            self._said[site] = why
-            log.warning("relay at %s: no pipe to or from site %s: %s", self._dial.address, site, why)
+        """Once, where it lasts; until there is a pipe again."""
+        now_s = time.monotonic()
+        since_s, said = self._lacks.get(site, (now_s, False))
+        due = not said and now_s - since_s >= self._patience_s and self._there(site)
+        self._lacks[site] = since_s, said or due
+        log.log(
+            logging.WARNING if due else logging.DEBUG,
+            "relay at %s: no pipe to or from site %s for %.0f s: %s",
+            self._dial.address,
+            site,
+            now_s - since_s,
+            why,
+        )
 
     def _do(self, job: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
         async def guarded() -> None:

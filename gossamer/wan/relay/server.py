@@ -353,9 +353,8 @@ class RelayServer:
         if here is None:
             await self._refuse(context, key, later, f"site {key[1]} does not stand at this relay: it stands first")
         if there is None or not there.takes or there is here:
-            await self._refuse(
-                context, key, later, f"site {to} does not stand at this relay for run {key[0]}: is it started, with this relay?"
-            )
+            why = f"site {to} does not stand at this relay for run {key[0]}: is it started, with this relay?"
+            await self._refuse(context, key, grpc.StatusCode.NOT_FOUND, why)
         for site in (here, there):
             if len(site.pipes) >= s.pipes_each:
                 await self._refuse(
@@ -384,7 +383,8 @@ class RelayServer:
         self._count(key).refused += 1
         if (key[1], why) not in self._logged and len(self._logged) < _MAX_LOGGED:
             self._logged.add((key[1], why))
-            log.warning("relay run=%s site=%s refused: %s", *key, why)
+            level = logging.INFO if code == grpc.StatusCode.NOT_FOUND else logging.WARNING
+            log.log(level, "relay run=%s site=%s refused: %s", *key, why)
         await context.abort(code, why)
         raise AssertionError("abort raises")
 

@@ -392,5 +392,6 @@ class CoordinatorClient:
             raise RunFailed(f"site {self.caller.site} is out of run {self.spec.run}: {self.failure}") from self.failure
 
     def _tell(self, kind: Kind, text: str) -> None:
-        log.log(logging.DEBUG if kind in ("roster", "waiting", "plan") else logging.WARNING, "%s", text)
+        quiet = {"roster": logging.DEBUG, "waiting": logging.DEBUG, "plan": logging.DEBUG, "back": logging.INFO, "rejoined": logging.INFO}
+        log.log(quiet.get(kind, logging.WARNING), "%s", text)
         self._on_event(Event(kind, text))

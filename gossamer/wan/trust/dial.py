@@ -109,6 +109,8 @@ class Dial:
         elif identity.site != me:
             raise BadInput(f"site {me}: the certificate in {identity.folder} is for site {identity.site}: give this site's own folder")
         self.address = address
+        self.relayed = False
+        """The address is one of this machine, by which a relay is reached that leads to the peer."""
         self._party, self._me, self._site, self._identity = party, me, site, identity
         self._session: Session | None = None
         self._under_way: weakref.WeakSet[Any] = weakref.WeakSet()  # of Calling
@@ -263,7 +265,8 @@ class Dial:
         roster = self._party.roster
         if not roster.allows(session.site):
             run = self._party.terms.run
-            raise Distrusted("site", f"site {session.site} at {self.address} is not in the roster of run {run} (epoch {roster.epoch})")
+            at = "by the relay" if self.relayed else f"at {self.address}"
+            raise Distrusted("site", f"site {session.site} {at} is not in the roster of run {run} (epoch {roster.epoch})")
 
     def _check_certificate(self, session: Session) -> None:
         if session.certificate is not None and self._identity and (fault := session.certificate.fault(self._identity.revocations)):

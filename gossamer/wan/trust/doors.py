@@ -41,6 +41,8 @@ class Doors:
         self.me, self._party, self._identity = me, party, identity
         self._guard = None if party is None else AioGuard(me, lambda run: party if run == party.terms.run else None, identity)
         self._dials: dict[tuple[str | None, str], Dial] = {}
+        self.relayed: Callable[[str], str | None] = lambda address: None
+        """The site to which an address leads by a relay."""
         self.lines = Lines()
         """Connections between sessions."""
 
@@ -72,6 +74,7 @@ class Doors:
         found = self._dials.get((site, address))
         if found is None:
             found = self._dials[site, address] = Dial(self._party, self.me, address, site, self._identity)
+            found.relayed = self.relayed(address) is not None
         return found.aio_channel(options)
 
     def access(self, name_of: Callable[[int], str | None]) -> Access:
