@@ -4,12 +4,49 @@ from __future__ import annotations
 
 import errno
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from gossamer.app.folder import JsonLines
+from gossamer.app.folder import JsonLines, RunFolder
 from gossamer.core.errors import RunFailed
+
+
+class Full:
+    """A file on a disk with so much room."""
+
+    def __init__(self, path: Path, room: int) -> None:
+        self.path, self.room = path, room
+
+    def write(self, data: memoryview) -> int:
+        if not self.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        n = min(self.room, len(data))
+        self.room -= n
+        with self.path.open("ab") as file:
+            return file.write(data[:n])
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("room", [0, 1, 20, 200])
+def test_records_that_wait_for_room_survive_that_the_run_goes_back(tmp_path: Path, room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "metrics.jsonl"
+    lines = JsonLines(path)
+    records = [{"kind": "note", "round": k, "text": "x" * 30} for k in range(6)]
+    lines.add(records[0])
+    lines._file.close()
+    lines._file = Full(path, room)  # type: ignore[assignment]
+    for record in records[1:]:
+        with suppress(RunFailed):
+            lines.add(record)
+    waiting = lines.let_go()
+    monkeypatch.setattr("gossamer.app.folder.write_atomically", lambda *_: pytest.fail("there is no room for this"))
+    RunFolder(tmp_path).cut(path.name, 3)
+    there = RunFolder(tmp_path).read_lines(path.name)
+    assert [*there, *(record for record in waiting if record["round"] <= 3)] == records[:4]
 
 
 def test_what_did_not_fit_is_written_when_there_is_room(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -157,10 +158,16 @@ class RunFolder:
 
         Raises:
             BadInput: the file is damaged.
+            RunFailed: the disk is full, and what is dropped lies in the middle.
         """
-        if (self.path / name).exists():
+        file = self.path / name
+        if file.exists():
             kept = (line for line, record in self._records(name) if record["round"] <= rounds and record["kind"] != "close")
-            write_atomically(self.path / name, "".join(f"{line}\n" for line in kept))
+            text = "".join(f"{line}\n" for line in kept)
+            if file.read_bytes().startswith(data := text.encode("utf-8")):  # which needs no room
+                os.truncate(file, len(data))
+            else:
+                write_atomically(file, text)
 
     def read_lines(self, name: str) -> list[dict[str, Any]]:
         """The records of a .jsonl file; [] where there is none. A torn last line is left out.
@@ -237,6 +244,14 @@ class JsonLines:
             raise _unwritable(self._path, error) from error
         finally:
             self._left = bytes(left)
+
+    def let_go(self) -> list[dict[str, Any]]:
+        """Closes the file, after one more try to write. The records that are not on disk."""
+        with suppress(RunFailed):
+            self.flush()
+        self._file.close()
+        torn = self._path.read_bytes().rpartition(b"\n")[2] if self._left else b""
+        return [json.loads(line) for line in (torn + self._left).splitlines()]
 
     def close(self) -> None:
         """Writes what waits and closes the file. That an earlier write has failed is not said again."""

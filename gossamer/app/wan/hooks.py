@@ -92,6 +92,11 @@ class SiteHooks:
             if "bytes_sent" not in record:
                 return
             record = {**record, "rank": self.place.rank}
+        self._write(name, record)
+        if name == "metrics.jsonl":
+            self.told(record)
+
+    def _write(self, name: str, record: dict[str, Any]) -> None:
         if name not in self._files:
             self._files[name] = JsonLines(self.records / name, every=64 if name.startswith("trace") else 1)
         try:
@@ -101,8 +106,6 @@ class SiteHooks:
             if not self._full:
                 self.trouble(f"{error}; the run goes on, and what is not written waits")
             self._full = True
-        if name == "metrics.jsonl":
-            self.told(record)
 
     def close(self) -> None:
         """Closes the files; a stream without records is an empty file."""
@@ -116,10 +119,15 @@ class SiteHooks:
 
     def back_to(self, round: int, tokens: int) -> None:
         """The run goes on from `round`: what lies after it did not happen."""
+        waiting = {name: file.let_go() for name, file in self._files.items()}  # for room on the disk
+        self._files.clear()
         self.close()
         self.progress.goes_on(round, tokens)
         for name in STREAMS:
             RunFolder(self.records).cut(name, round)
+            for record in waiting.get(name, ()):
+                if record["round"] <= round and record["kind"] != "close":
+                    self._write(name, record)
         if not any(self._bytes):  # what processes of this site before this one have sent and received
             done = [r for r in RunFolder(self.records).read_lines("metrics.jsonl") if r["kind"] in ("round", "close")]
             self._bytes = [sum(r["bytes_sent"] for r in done), sum(r["bytes_received"] for r in done)]
