@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -205,6 +206,32 @@ def test_clients(process: Process) -> None:
     finally:
         for one in made:
             one.close()
+
+
+@pytest.mark.timeout(300)
+def test_at_the_same_port(text: Path, tmp_path: Path) -> None:  # noqa: F811
+    sets = sets_of(text, 2, "diloco", run__rounds=5000, clock__pace_s=0.1, eval__every=0, checkpoint__every=0)
+    with field(tmp_path / "wan", sets, tls=False) as run:
+        with socket.create_server(("127.0.0.1", 0)) as one:
+            bind = ("--bind", f"127.0.0.1:{one.getsockname()[1]}")
+        run.join("lyon")
+        run.join("oslo", options=bind)
+        meets(run, "oslo", "lyon")
+        first = run.processes["oslo"]
+
+        def again(name: str, *options: str) -> None:
+            """The same command, with what it says in a log of its own."""
+            where = ["--site", "oslo", "--coordinator", f"127.0.0.1:{run.port}", "--out", str(run.root / "runs" / "oslo")]
+            run._start(name, "join", *where, *bind, *options, *[word for s in sets for word in ("--set", s)])
+
+        again("twin")
+        run.ends("twin", code=2)
+        assert "another process of site oslo at 127.0.0.1:" in run.log("twin") and "--take-over" in run.log("twin")
+        again("third", "--take-over")
+        assert first.wait(120) == 1, run.log("oslo")
+        run.says("third", r"session \d+, from round [1-9]\d*: lyon, oslo")
+        run.processes["oslo"] = run.processes["third"]
+        run.trains("oslo", 2)
 
 
 @pytest.mark.timeout(400)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from gossamer.app.wan.spec import RosterOf, advertised, identity_of, secret_of, 
 from gossamer.core.errors import BadInput, RunFailed
 from gossamer.core.ranges import Ranges
 from gossamer.wan.check import check_address
-from gossamer.wan.links.listening import Port
+from gossamer.wan.links.listening import Port, taken
 from gossamer.wan.links.wire import Links
 from gossamer.wan.loop import in_loop
 from gossamer.wan.neighbours import Neighbours
@@ -25,6 +26,8 @@ from gossamer.wan.trust.access import Access, Peer
 from gossamer.wan.trust.doors import Doors
 from gossamer.wan.trust.terms import Party, check_bind, host_of, is_loopback
 from gossamer.wan.trust.vigil import Vigil
+
+_LOOK_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -147,7 +150,14 @@ class Presence:
         # The port must be known before the site joins, and the boot of the client before others ask for it.
         self.neighbours = Neighbours(where.site, self.doors, self.roster)
         self.port = Port(bind, self.access, [*handlers, self.neighbours.handlers()])
-        in_loop(self.port.start())
+        self._unbound: BadInput | None = None
+        """Why it does not listen yet: the port is taken, maybe by the process whose place this one comes to take."""
+        try:
+            in_loop(self.port.start())
+        except BadInput as error:
+            if bind is None or not taken(bind):
+                raise
+            self._unbound, self.port.number = error, int(bind.rpartition(":")[2])
         self.address = address_at(where, bind, self.port.number)
         self.inner = ranks.inner(bind, self.port.number, self.address)
         """Where the ranks of this site reach each other."""
@@ -172,8 +182,26 @@ class Presence:
         self.neighbours.begin(self.client.caller.boot, self.client.timeouts)
         self._vigil = Vigil(identity, [self.doors.look], on_out)
 
-    def joined(self) -> None:
-        """This process is the site, and no other: now it may stand for it at the relay, too."""
+    def joined(self, check: Callable[[], None] = lambda: None) -> None:
+        """This process is the site, and no other: now it may stand for it at the relay, and listen where another one of its did.
+
+        Args:
+            check: asked meanwhile; what it raises ends the wait.
+
+        Raises:
+            BadInput: it cannot listen, as long as a round may take.
+        """
+        until_s = time.monotonic() + self.client.timeouts.deadline
+        while self._unbound is not None:
+            try:
+                in_loop(self.port.start())
+                self._unbound = None
+            except BadInput:
+                if time.monotonic() > until_s:
+                    self.client.leave()
+                    raise
+                check()
+                time.sleep(_LOOK_S)
         if self._relay is not None:
             self._relay.begin()
 

@@ -106,7 +106,7 @@ class SiteRun:
         bound = Bound(folder.path, self._say)
         self.sessions.remember(bound.read(), bound.keep)
         self.entrance.join()
-        self.presence.joined()
+        self.presence.joined(self._check)
         me, found = self.client.seat, checkpoint.latest(folder.checkpoints)
         if self.job.fleet.ranks[me] != self.ranks.size:
             raise RunFailed(

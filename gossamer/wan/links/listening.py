@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hmac
 import logging
 import secrets
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -197,6 +199,16 @@ class Port:
             if await group.data(attach, stream):
                 return
         await refuse(context, "a data stream of no session", self._logged)
+
+
+def taken(address: str) -> bool:
+    """Whether another process listens at host:port, so that this one cannot."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_server((host.strip("[]"), int(port)), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
+            return False
+    except OSError as error:
+        return error.errno == errno.EADDRINUSE
 
 
 async def refuse(context: Any, why: str, logged: set[str]) -> None:
