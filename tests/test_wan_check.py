@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -15,10 +16,13 @@ import grpc
 import pytest
 from trust_toys import TERMS, Listed, believing, identity, sites
 
-from gossamer.core.errors import BadInput
+from gossamer.app.wan import ops
+from gossamer.core.errors import BadInput, RunFailed
 from gossamer.wan import check, dialback
-from gossamer.wan.check import Check, Finding
+from gossamer.wan.check import Check
 from gossamer.wan.dialback import may_dial
+from gossamer.wan.findings import Finding
+from gossamer.wan.relay.client import RelayClient
 from gossamer.wan.roster.calls import plain
 from gossamer.wan.roster.messages import Refused
 from gossamer.wan.roster.service import CoordinatorServer
@@ -27,7 +31,7 @@ from gossamer.wan.trust.certificates import Certificate, Identity
 from gossamer.wan.trust.dial import Dial
 from gossamer.wan.trust.doors import Anybody
 from gossamer.wan.trust.guard import Guard, caller_of
-from gossamer.wan.trust.terms import Party
+from gossamer.wan.trust.terms import Party, new_secret
 
 
 @pytest.fixture(scope="module")
@@ -255,6 +259,8 @@ def test_what_else_can_be_wrong_with_an_address(
         ("192.168.1.5:1", "8.8.8.8", "wrong", "private address, which sites in other networks cannot dial"),
         ("192.168.1.5:1", "192.168.1.5", "warning", "good for sites of this network"),
         ("169.254.3.4:1", "8.8.8.8", "wrong", "one network segment"),
+        ("203.0.113.5:1", "203.0.113.5", "warning", "for examples in documentation"),
+        ("198.51.100.5:1", "8.8.8.8", "warning", "for examples in documentation"),
         ("8.8.8.8:1", "8.8.8.8", None, ""),
         ("site.example.org:1", "8.8.8.8", None, ""),
     ],
@@ -263,6 +269,20 @@ def test_addresses_that_the_others_cannot_dial(advertise: str, source: str, leve
     one = Check(plain("x"), "b", "coordinator.example.org:7400", "0.0.0.0:1", advertise, None)
     found = one._advertised(dialback.Looked(source=source, site=None))
     assert (found.level if found else None) == level and (found is None or why in found.text)
+    if found is not None:
+        assert advertise not in found.remedy, "what is warned about is not what to do"
+        assert (f"such as {source}:1" in found.remedy) == (source != advertise.removesuffix(":1"))
+
+
+def test_a_service_that_is_not_there_is_said_in_words_and_at_once(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    at, secret, mine = f"127.0.0.1:{free()}", tmp_path / "run.secret", identity(made, "b")
+    new_secret(secret)
+    refuses = f"{at} refuses the connection: the machine is there, and nothing listens at this port"
+    with pytest.raises(RunFailed, match=rf"^{re.escape(refuses)}: start gossamer wan coordinator there"):
+        ops.status(at, run=None, watch=False, every_s=1.0, identity=mine.folder, secret=secret)
+    monkeypatch.delattr(RelayClient, "wait")  # there is nothing to wait for
+    found = ops._relay(at, "b", mine, mine.folder, secret)
+    assert found.level == "wrong" and found.text == refuses and found.remedy.startswith("start gossamer wan relay there")
 
 
 def test_a_router_in_between_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

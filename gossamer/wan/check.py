@@ -19,13 +19,15 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any, Literal, NamedTuple
+from ipaddress import ip_network
+from typing import Any
 
 import grpc
 from pydantic import ValidationError
 
 from gossamer.core.errors import BadInput
 from gossamer.wan import dialback as D
+from gossamer.wan.findings import Finding, ok, way_to, wrong
 from gossamer.wan.roster.messages import Refusal, pack, printable, unpack
 from gossamer.wan.trust.certificates import Identity, date, now_utc
 from gossamer.wan.trust.diagnose import diagnose, shown
@@ -36,33 +38,14 @@ CALL_S = 15.0
 _SOON = timedelta(days=14)
 _ANSWERS = 9
 _RELAY = "or use a relay: gossamer wan relay on a machine that can be dialled, and --relay HOST:PORT here"
+_EXAMPLES = [ip_network(of) for of in ("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24", "2001:db8::/32")]
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\s/:]{1,253}):(\d{1,5})")
 
 Channel = Callable[[Any], Any]
-Level = Literal["ok", "warning", "wrong"]
-
-
-class Finding(NamedTuple):
-    """One line of the report."""
-
-    level: Level
-    what: str
-    text: str
-    remedy: str = ""
 
 
 class Stop(Exception):
     """Nothing more can be found out."""
-
-
-def ok(what: str, text: str) -> Finding:
-    """As it should be."""
-    return Finding("ok", what, text)
-
-
-def wrong(what: str, text: str, remedy: str) -> Finding:
-    """To be mended before this site can take part."""
-    return Finding("wrong", what, text, remedy)
 
 
 def check_address(name: str, address: str) -> tuple[str, int]:
@@ -154,37 +137,10 @@ class Check:
             yield ok("certificate", text)
 
     def _reach(self) -> Iterator[Finding]:
-        what = "coordinator"
-        try:
-            found = D.addresses(self._host)
-        except (OSError, UnicodeError) as error:
-            said = getattr(error, "strerror", None) or error
-            yield wrong(
-                what, f"the name {self._host} does not resolve ({said})", "check the spelling and this machine's DNS, or give an IP address"
-            )
-            raise Stop from None
-        reached, said = D.reach(self._host, self._port)
-        at = self._coordinator if self._host in found else f"{self._coordinator} ({', '.join(found)})"
-        if reached == "open":
-            yield ok(what, f"{at} accepts connections")
-            return
-        if reached == "refused":
-            text, remedy = (
-                f"{at} refuses the connection: the machine is there, and nothing listens at this port",
-                ("start gossamer wan coordinator there with --bind 0.0.0.0:PORT (not 127.0.0.1), and check the port"),
-            )
-        elif reached == "filtered":
-            text, remedy = (
-                f"{at} does not answer within {D.DIAL_S:g} s: something on the way drops the packets",
-                (
-                    f"open TCP port {self._port} for incoming connections in the firewall or security group of the coordinator, "
-                    "and for outgoing ones in that of this site; check that the machine is on"
-                ),
-            )
-        else:
-            text, remedy = f"{at} cannot be reached ({said})", "check the address, and this machine's own network"
-        yield wrong(what, text, remedy)
-        raise Stop
+        finding = way_to("coordinator", self._coordinator)
+        yield finding
+        if finding.level == "wrong":
+            raise Stop
 
     def _certificates(self) -> Iterator[Finding]:
         if self._identity is None:
@@ -291,13 +247,17 @@ class Check:
         assert self._advertise is not None
         what, host, far = "advertise", host_of(self._advertise), not is_loopback(self._host)
         ip = D.plain_ip(host)
-        use = f"advertise an address that the other sites can dial, such as {looked.source}:{self._advertise.rpartition(':')[2]}; {_RELAY}"
+        such = "" if D.plain_ip(looked.source) == ip else f", such as {looked.source}:{self._advertise.rpartition(':')[2]}"
+        use = f"advertise an address that the other sites can dial{such}; {_RELAY}"
         if ip is not None and ip.is_unspecified:
             return wrong(what, f"{self._advertise} means all addresses of a machine, and is none that can be dialled", use)
         if far and is_loopback(host):
             return wrong(what, f"{self._advertise} is loopback: every machine calls itself so", use)
         if far and ip is not None and ip.is_link_local:
             return wrong(what, f"{self._advertise} is an address of one network segment alone", use)
+        if far and ip is not None and any(ip in network for network in _EXAMPLES):
+            text = f"{self._advertise} is of a network that is for examples in documentation: no machine on the internet has it"
+            return Finding("warning", what, text, use)
         there = D.plain_ip(looked.source)
         if far and ip is not None and ip.is_private and there is not None and not there.is_private:
             return wrong(what, f"{self._advertise} is a private address, which sites in other networks cannot dial", use)

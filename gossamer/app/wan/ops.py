@@ -19,7 +19,8 @@ from gossamer.app.wan.spec import identity_of, secret_of
 from gossamer.app.wan.status import console, status_tables
 from gossamer.core.errors import BadInput, RunFailed
 from gossamer.real.signals import handling
-from gossamer.wan.check import Check, Finding, no_coordinator
+from gossamer.wan.check import Check, check_address, no_coordinator
+from gossamer.wan.findings import Finding, way_to
 from gossamer.wan.relay.client import RelayClient
 from gossamer.wan.relay.messages import RelaySettings
 from gossamer.wan.relay.server import RelayServer
@@ -88,6 +89,9 @@ def _relay(address: str, site: str, mine: Identity | None, identity: Path | None
     known = secret_of(identity, secret)
     if known is None:
         raise BadInput(f"--relay {address}: a relay wants the run secret: give --secret FILE, and --identity DIR off this machine")
+    check_address("--relay", address)
+    if (finding := way_to("relay", address)).level == "wrong":
+        return finding
     client = RelayClient(Dial(_party(_NOBODY, known), site, address, None, mine), local=None)
     try:
         client.wait(15.0)
@@ -169,6 +173,8 @@ def _asked(coordinator: str, mine: Identity | None, ask: Callable[[], T]) -> T:
     except Away as error:
         if mine is None and speaks_tls(coordinator):
             raise RunFailed(f"{coordinator} wants certificates, and none was given: add --identity DIR (and --secret FILE)") from None
+        if (finding := way_to("coordinator", coordinator)).level == "wrong":
+            raise Away(f"{finding.text}: {finding.remedy}") from None
         raise Away(f"{coordinator}: {error}") from None
 
 

@@ -206,7 +206,7 @@ class Links:
         assert address is not None
         while link.over is None:
             if link.incarnation is not None and await knock(address, self.settings.beat_s) == "refused":
-                link.die(f"its process has ended ({link.trouble}, and a new connection is refused)")
+                link.die("its process has ended: a new connection is refused")
                 return
             channels = [self._channel(link, i) for i in range(1 + self.settings.channels)]
             session: Session | None = None
@@ -286,7 +286,7 @@ class Links:
         pause_s = _BACKOFF_S  # a process that ends closes its connections first, and then where it listens
         while link.over is None and link.session is None:
             if await knock(address, self.settings.beat_s) == "refused" and link.session is None:
-                link.die(f"its process has ended ({link.trouble}, and a new connection is refused)")
+                link.die("its process has ended: a new connection is refused")
             await asyncio.sleep(min(pause_s, self.settings.beat_s))
             pause_s *= 2.0
 

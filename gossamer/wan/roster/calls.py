@@ -203,5 +203,7 @@ def _away(error: Any) -> Away:
 
 
 def _words(error: Any) -> str:
-    code = error.code()
-    return f"{code.name if code else 'no status'}: {printable(str(error.details() or ''))[:200]}"
+    code, details = error.code(), str(error.details() or "")
+    if "Connection refused" in details:
+        return "it refuses the connection"
+    return f"{code.name if code else 'no status'}: {printable(details)[:200]}"
