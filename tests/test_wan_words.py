@@ -20,7 +20,7 @@ from wan_run_toys import field
 from gossamer.app.config import load
 from gossamer.app.job import resolve
 from gossamer.app.progress import Progress
-from gossamer.app.wan import _say
+from gossamer.app.wan.authority import _say
 from gossamer.app.wan.folder import SiteFolder
 from gossamer.app.wan.presence import Where
 from gossamer.app.wan.spec import run_name
