@@ -10,7 +10,7 @@ import pytest
 import gossamer
 
 ROOT = Path(gossamer.__file__).parent
-FILES = sorted([*ROOT.glob("wan/*.py"), *ROOT.glob("real/*.py"), *ROOT.glob("app/wan_*.py")])
+FILES = sorted([*ROOT.glob("wan/**/*.py"), *ROOT.glob("real/*.py"), *ROOT.glob("app/wan/*.py")])
 STAMPS = {
     "wan/trust/certificates.py": "dates of certificates, which both ends compare with their own clock",
     "app/wan/logs.py": "the stamp of a line of the log, as the logger took it",
