@@ -14,6 +14,8 @@ for name, value in {
 }.items():
     os.environ[name] = value  # before torch is imported, and inherited by the processes that tests start
 
+os.environ.pop("COLUMNS", None)  # of the terminal in which tests are started
+
 import torch  # noqa: E402
 from hypothesis import settings  # noqa: E402
 

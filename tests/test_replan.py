@@ -30,7 +30,7 @@ from gossamer.sim.memo import MemoCombine
 from gossamer.sim.models import SimResult
 from gossamer.sim.network import Network
 from gossamer.sim.timing import ComputeTime
-from gossamer.train import checkpoint
+from gossamer.train import checkpoint, packing
 from gossamer.worker.account import Account
 from gossamer.worker.effects import Body, Done, Go, Stop, Work
 from gossamer.worker.packet import HEADER_BYTES, Header, blank, seal, unseal
@@ -259,7 +259,7 @@ def test_a_resume_across_a_new_plan_is_the_uninterrupted_run(name: str, tmp_path
 def test_a_checkpoint_of_a_release_without_re_planning_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = State(x=toy_start(), round=3)
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoint, "asdict", lambda planned: {})
+        patched.setattr(packing, "asdict", lambda planned: {})
         checkpoint.close(tmp_path, 3, 0, {0: checkpoint.write_part(tmp_path, 3, 0, state, {})})
     assert checkpoint.read_part(tmp_path, 3, 0).state.planned == Planned()
 

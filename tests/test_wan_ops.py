@@ -172,7 +172,7 @@ def test_a_log_has_one_line_for_each_message_and_says_where(format: logs.Format)
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", found[0]["time"])
     else:
         assert len(lines) == 3
-        assert re.fullmatch(r"\d\d:\d\d:\d\d INFO wan\.link site=lyon run=run-7 session=- round=- begins", lines[0])
+        assert re.fullmatch(r"\d\d:\d\d:\d\d INFO wan\.links\.link site=lyon run=run-7 session=- round=- begins", lines[0])
         assert "session=3 round=17 refused a\\nb\\x1b[31m" in lines[1] and "ValueError" in lines[2]
 
 

@@ -48,14 +48,14 @@ def ca_list(folder: Path) -> None:
 
 def secret(path: Path) -> None:
     """`gossamer wan secret`."""
-    _part("trust").new_secret(path)
+    _part("terms").new_secret(path)
     _say(f"run secret: {path}. Bring it to every site of the run and to the coordinator, as you bring private keys")
 
 
 def _part(name: str) -> ModuleType:
-    """A part of gossamer.wan, which needs more than the rest of Gossamer does."""
+    """A part of gossamer.wan.trust, which needs more than the rest of Gossamer does."""
     try:
-        return importlib.import_module(f"gossamer.wan.{name}")
+        return importlib.import_module(f"gossamer.wan.trust.{name}")
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] not in ("cryptography", "grpc"):
             raise
