@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 for name, value in {
     "OMP_NUM_THREADS": "1",
@@ -16,8 +19,13 @@ for name, value in {
 
 os.environ.pop("COLUMNS", None)  # of the terminal in which tests are started
 
+import pytest  # noqa: E402
 import torch  # noqa: E402
 from hypothesis import settings  # noqa: E402
+from small_runs import corpus  # noqa: E402
+
+if TYPE_CHECKING:
+    from coordinator_toys import Nursery, Process
 
 torch.set_num_threads(1)
 
@@ -25,3 +33,37 @@ torch.set_num_threads(1)
 # machine must not fail a test.
 settings.register_profile("gossamer", deadline=None, derandomize=True, database=None, max_examples=50)
 settings.load_profile("gossamer")
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What a module's tests prepare of texts is kept for them alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GOSSAMER_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def text(cache: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of text files, for small runs."""
+    return corpus(tmp_path_factory.mktemp("text"))
+
+
+@pytest.fixture(scope="module")
+def coordinators() -> Iterator[Nursery]:
+    """Where processes of coordinators are forked."""
+    from coordinator_toys import Nursery
+
+    made = Nursery()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def process(coordinators: Nursery, tmp_path: Path) -> Iterator[Process]:
+    """A coordinator in a process of its own."""
+    from coordinator_toys import Process
+
+    made = Process(coordinators, tmp_path / "runs.db")
+    yield made
+    made.kill()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_runs import corpus, flags, settings
+from small_runs import flags, settings
 
 from gossamer.app.config import load
 from gossamer.app.folder import RunFolder
@@ -24,20 +24,10 @@ from gossamer.report.read import Run
 from gossamer.report.words import alarms
 from gossamer.train import checkpoint
 
+pytestmark = pytest.mark.usefixtures("cache")
+
 ROOT = Path(__file__).resolve().parent.parent
 ROUNDS = 12
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GOSSAMER_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return corpus(tmp_path_factory.mktemp("text"))
 
 
 def sets_of(text: Path, **more: object) -> list[str]:

@@ -20,17 +20,7 @@ from gossamer.app.job import resolve
 from gossamer.cli import main
 from gossamer.core.errors import BadInput, RunFailed, Stopped
 
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GOSSAMER_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return corpus(tmp_path_factory.mktemp("text"))
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 def small(text: Path, **more: object) -> list[str]:

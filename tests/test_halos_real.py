@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +18,7 @@ from net_toys import Hooks, in_threads
 from nursery import nursery
 from sim_toys import Hooks as SimHooks
 from sim_toys import Links, Times
-from small_runs import corpus, flags, settings
+from small_runs import flags, settings
 from toy import ToyBody, toy_layout, toy_start
 from wan_toys import in_sites
 
@@ -39,6 +39,8 @@ from gossamer.worker.effects import Compute, Done, Gather, Program, RecvAny, Sen
 from gossamer.worker.seat import Seat
 from gossamer.worker.server import program_of, programs
 from gossamer.worker.state import State
+
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 def method(n: int, rounds: int, speeds: Sequence[float] = (), regions: Sequence[int] = (), **options: Any) -> Method:
@@ -250,18 +252,6 @@ def test_ahead_counts_workers_and_no_server() -> None:
 
 
 # --- whole runs
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return corpus(tmp_path_factory.mktemp("text"))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GOSSAMER_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 TWO_REGIONS = """

@@ -59,11 +59,6 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> object:
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return corpus(tmp_path_factory.mktemp("text"))
-
-
-@pytest.fixture(scope="module")
 def stopped(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run folder that can be resumed: all but its summary is there."""
     out = tmp_path_factory.mktemp("runs") / "stopped"

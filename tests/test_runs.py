@@ -23,6 +23,8 @@ from gossamer.core.errors import Stopped
 from gossamer.net.launch import launch
 from gossamer.report import page, read, table
 
+pytestmark = pytest.mark.usefixtures("cache")
+
 HERE = Path(__file__).parent
 PATHS = {"PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE)])}
 METHODS: dict[str, dict[str, object]] = {
@@ -39,18 +41,6 @@ METHODS: dict[str, dict[str, object]] = {
     "ddp": {"method__name": "ddp", "run__rounds": 2},
     "sparse_loco": {"method__name": "sparse_loco"},
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GOSSAMER_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return corpus(tmp_path_factory.mktemp("text"))
 
 
 def summary(folder: Path) -> dict:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import corpus, flags, settings
+from small_runs import flags, settings
 
 from gossamer.app.config import dump, load
 from gossamer.app.folder import RunFolder
@@ -29,7 +29,7 @@ from gossamer.train import checkpoint
 from gossamer.train.recut import Place
 from gossamer.train.shard import share
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("cache")]
 ROOT = Path(__file__).resolve().parent.parent
 METHODS: dict[str, dict[str, object]] = {
     "ddp": {},
@@ -37,18 +37,6 @@ METHODS: dict[str, dict[str, object]] = {
     "geomesh": {"inner__lr": 1e-3},
     "gasloc": {"method__topology": '"two_peer"'},
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GOSSAMER_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return corpus(tmp_path_factory.mktemp("text"))
 
 
 def fleet(path: Path, ranks: Sequence[int]) -> Path:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sim_toys import Links, Times, packet
-from small_runs import corpus, flags, settings
+from small_runs import flags, settings
 from toy import ToyBody
 
 from gossamer.app import fleets
@@ -32,6 +31,8 @@ from gossamer.sim.seats import SeatNetwork
 from gossamer.worker.effects import Boundary, RecvAny, Send
 from gossamer.worker.server import TO_SERVER
 from gossamer.worker.state import State
+
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 def test_any_message_is_the_earliest_and_then_the_lowest_senders() -> None:
@@ -158,18 +159,6 @@ def test_regions_and_speeds_are_one_a_worker() -> None:
 
 
 # --- whole runs
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return corpus(tmp_path_factory.mktemp("text"))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GOSSAMER_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 def test_a_simulated_run_learns_reports_and_is_not_resumed(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

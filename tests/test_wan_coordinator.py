@@ -8,11 +8,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
-from coordinator_toys import X0, Nursery, Process, at, caller, eventually, quick
+from coordinator_toys import X0, Process, at, caller, eventually, quick
 from wan_toys import Line
 
 from gossamer.core.errors import RunFailed
@@ -23,20 +22,6 @@ from gossamer.wan.roster.records import Card, Elect, Have, Known, Plan, Propose,
 from gossamer.wan.roster.sessions import NotYet, Sessions
 
 TWO = {"seats": 2}
-
-
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    made = Nursery()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def process(nursery: Nursery, tmp_path: Path) -> Iterator[Process]:
-    made = Process(nursery, tmp_path / "runs.db")
-    yield made
-    made.kill()
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from coordinator_toys import Desk, Nursery, Process, at, caller, eventually, quick, spec
+from coordinator_toys import Desk, Process, at, caller, eventually, quick, spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_wan_run import cache, sets_of, text  # noqa: F401
+from test_wan_run import sets_of
 from test_wan_run_faults import meets
 from test_wan_run_sessions import last
 from wan_run_toys import field
@@ -25,6 +25,8 @@ from gossamer.core.errors import RunFailed
 from gossamer.wan.roster.client import CoordinatorClient
 from gossamer.wan.roster.messages import Refused
 from gossamer.wan.roster.records import Session
+
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 @pytest.fixture
@@ -170,20 +172,6 @@ def test_never_two_processes_of_one_site_in_one_session(
 # ---- over the network
 
 
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    made = Nursery()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def process(nursery: Nursery, tmp_path: Path) -> Iterator[Process]:
-    made = Process(nursery, tmp_path / "runs.db")
-    yield made
-    made.kill()
-
-
 def test_clients(process: Process) -> None:
     made: list[CoordinatorClient] = []
     failures: list[RunFailed] = []
@@ -209,7 +197,7 @@ def test_clients(process: Process) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_at_the_same_port(text: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_at_the_same_port(text: Path, tmp_path: Path) -> None:
     sets = sets_of(text, 2, "diloco", run__rounds=5000, clock__pace_s=0.1, eval__every=0, checkpoint__every=0)
     with field(tmp_path / "wan", sets, tls=False) as run:
         with socket.create_server(("127.0.0.1", 0)) as one:
@@ -235,7 +223,7 @@ def test_at_the_same_port(text: Path, tmp_path: Path) -> None:  # noqa: F811
 
 
 @pytest.mark.timeout(400)
-def test_processes(text: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_processes(text: Path, tmp_path: Path) -> None:
     sets = sets_of(text, 2, "diloco", run__rounds=5000, clock__pace_s=0.1, eval__every=0, checkpoint__every=0)
     with field(tmp_path / "wan", sets, tls=False) as run:
         run.join("lyon", "oslo")

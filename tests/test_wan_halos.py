@@ -9,11 +9,13 @@ import time
 from pathlib import Path
 
 import pytest
-from test_wan_run import cache, sets_of, simulated, text  # noqa: F401
+from test_wan_run import sets_of, simulated
 from test_wan_run_faults import meets
 from wan_run_toys import SITES, Field, field
 
 from gossamer.app.folder import RunFolder
+
+pytestmark = pytest.mark.usefixtures("cache")
 
 REGIONS = {"lyon": "east", "oslo": "east", "porto": "west", "riga": "west"}
 
@@ -29,7 +31,7 @@ def two_regions(folder: Path, sites: tuple[str, ...]) -> Path:
     return path
 
 
-def halos_sets(text: Path, fleet: Path, sites: tuple[str, ...], **more: object) -> list[str]:  # noqa: F811
+def halos_sets(text: Path, fleet: Path, sites: tuple[str, ...], **more: object) -> list[str]:
     base: dict[str, object] = {
         "fleet__name": f'"{fleet}"', "run__rounds": 12, "method__report_every": 1, "wan__sites": json.dumps(sites),
         "method__block": 2, "method__local_delay": 2, "method__local_lr": 1.4, "method__global_lr": 1.0, "inner__lr": 3e-3,
@@ -38,7 +40,7 @@ def halos_sets(text: Path, fleet: Path, sites: tuple[str, ...], **more: object) 
 
 
 @pytest.mark.timeout(300)
-def test_sites_of_two_regions_come_to_the_end_and_tell_of_everybody(text: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_sites_of_two_regions_come_to_the_end_and_tell_of_everybody(text: Path, tmp_path: Path) -> None:
     """With certificates. Servers of both regions and the global one, none of them a process of its own."""
     sites = SITES[:3]
     sets = halos_sets(text, two_regions(tmp_path, sites), sites, clock__pace_s=0.05)
@@ -60,7 +62,7 @@ def test_sites_of_two_regions_come_to_the_end_and_tell_of_everybody(text: Path, 
 
 
 @pytest.mark.timeout(300)
-def test_where_arrivals_have_one_order_the_bits_are_the_simulations(text: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_where_arrivals_have_one_order_the_bits_are_the_simulations(text: Path, tmp_path: Path) -> None:
     """One worker, its server and the global one."""
     sites = SITES[:1]
     sets = halos_sets(text, Path("uniform-1"), sites, clock__pace_s=0.7, wan__alone="true", wan__min_sites=1, run__rounds=6)
@@ -83,7 +85,7 @@ def losses(run: Field, seat: int) -> dict[int, float]:
 
 
 @pytest.mark.timeout(500)
-def test_who_dies_is_gone_on_without_and_servers_begin_elsewhere(text: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_who_dies_is_gone_on_without_and_servers_begin_elsewhere(text: Path, tmp_path: Path) -> None:
     """A worker without a server; the site of a region's server; the site of the global one; each comes back."""
     sets = halos_sets(text, two_regions(tmp_path, SITES), SITES, run__rounds=1500, clock__pace_s=0.1)
     with field(tmp_path / "wan", sets, tls=False) as run:
@@ -132,7 +134,7 @@ def test_who_dies_is_gone_on_without_and_servers_begin_elsewhere(text: Path, tmp
 
 
 @pytest.mark.timeout(400)
-def test_a_run_that_all_have_left_goes_on_with_servers_as_they_were(text: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_a_run_that_all_have_left_goes_on_with_servers_as_they_were(text: Path, tmp_path: Path) -> None:
     """One worker, so that arrivals have one order: the bits of a run that was not interrupted. Then two, both of which are killed."""
     sets = halos_sets(text, Path("uniform-1"), SITES[:1], clock__pace_s=0.5, wan__alone="true", wan__min_sites=1, run__rounds=8)
     sets += ["method.local_delay=3", "method.report_every=2"]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from test_wan_restarts import session
-from test_wan_run import cache, sets_of, text  # noqa: F401
+from test_wan_run import sets_of
 from wan_run_toys import Field, field
 
 from gossamer.app.config import load
@@ -24,6 +24,8 @@ from gossamer.app.wan.spec import spec_of
 from gossamer.wan.loop import in_loop
 from gossamer.wan.roster.calls import Away
 from gossamer.wan.roster.sessions import NotYet, Sessions
+
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 class Others:
@@ -123,7 +125,7 @@ def ghost(run: Field, site: str, sets: list[str]) -> Iterator[None]:
 
 
 @pytest.mark.timeout(300)
-def test_a_site_that_dies_before_the_session_costs_no_time_out_and_signals_end_all_waits(text: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_a_site_that_dies_before_the_session_costs_no_time_out_and_signals_end_all_waits(text: Path, tmp_path: Path) -> None:
     """All time-outs are longer than what this test waits."""
     sets = sets_of(text, 2, "diloco", run__rounds=5000, clock__pace_s=0.1, eval__every=50, wan__deadline_s=600.0)
     with field(tmp_path / "wan", sets, tls=False) as run:

@@ -18,7 +18,7 @@ import pytest
 from small_runs import flags
 from test_site_runs import environment, fleet
 from test_wan_relay_run import free
-from test_wan_run import cache, check_same, sets_of, text  # noqa: F401
+from test_wan_run import check_same, sets_of
 from test_wan_run_faults import meets
 from wan_run_toys import SITES, Field, field
 
@@ -28,11 +28,11 @@ from gossamer.core.errors import BadInput
 from gossamer.core.tree import sha256
 from gossamer.train import checkpoint
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.timeout(400), pytest.mark.usefixtures("cache")]
 RANKS = (1, 2, 3)
 
 
-def ranked(text: Path, folder: Path, ranks: Sequence[int], method: str, **more: object) -> list[str]:  # noqa: F811
+def ranked(text: Path, folder: Path, ranks: Sequence[int], method: str, **more: object) -> list[str]:
     folder.mkdir(parents=True, exist_ok=True)
     file = fleet(folder / "fleet.toml", ranks)
     base: dict[str, object] = {"fleet__name": f'"{file}"', "plan__name": '"uniform"', "plan__batch": 5}
@@ -80,7 +80,7 @@ def ends(*processes: int, within_s: float = 15.0) -> None:
 
 
 @pytest.mark.parametrize("method", ["diloco", "geomesh", "gasloc"])
-def test_sites_of_1_2_and_3_ranks_have_the_bits_of_every_other_real_run(method: str, text: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_sites_of_1_2_and_3_ranks_have_the_bits_of_every_other_real_run(method: str, text: Path, tmp_path: Path) -> None:
     more: dict[str, object] = {"inner__lr": 1e-3} if method == "geomesh" else {}
     more |= {"method__topology": '"two_peer"'} if method == "gasloc" else {}
     sets = ranked(text, tmp_path, RANKS, method, **more)
@@ -96,7 +96,7 @@ def test_sites_of_1_2_and_3_ranks_have_the_bits_of_every_other_real_run(method: 
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
-def test_sites_of_several_ranks_come_late_die_leave_and_return(text: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_sites_of_several_ranks_come_late_die_leave_and_return(text: Path, tmp_path: Path) -> None:
     more = {"run__rounds": 5000, "clock__pace_s": 0.1, "eval__every": 50, "checkpoint__every": 4, "wan__founders": 2, "plan__batch": 2}
     with field(tmp_path / "wan", ranked(text, tmp_path, (1, 2, 2), "diloco", **more), tls=False) as run:
         run.join("lyon", "oslo")
@@ -155,7 +155,7 @@ def test_sites_of_several_ranks_come_late_die_leave_and_return(text: Path, tmp_p
         assert len({last(run, site, seat) for seat, site in enumerate(("lyon", "oslo", "porto"))}) == 1
 
 
-def test_gossip_goes_on_when_a_rank_dies_and_torchrun_starts_a_site_as_well(text: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_gossip_goes_on_when_a_rank_dies_and_torchrun_starts_a_site_as_well(text: Path, tmp_path: Path) -> None:
     more = {"run__rounds": 5000, "clock__pace_s": 0.1, "clock__kill": "[[1, 3]]", "method__topology": '"one_peer"', "eval__every": 50}
     with field(tmp_path / "wan", ranked(text, tmp_path, (2, 2, 1, 1), "gasloc", plan__batch=2, **more), tls=False) as run:
         run.join("oslo", "porto", "riga")
@@ -181,7 +181,7 @@ def test_gossip_goes_on_when_a_rank_dies_and_torchrun_starts_a_site_as_well(text
         assert found[1][0] == found[2][0] > found[0][0] > 4
 
 
-def test_what_cannot_be_is_refused_in_words(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_what_cannot_be_is_refused_in_words(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     where = Where("oslo", "127.0.0.1:1")
     for ranks, sets, given, env, words in (
         ((1, 2), ["wan.sites=[]"], where, {}, "does not know which it is: name all sites in wan.sites"),

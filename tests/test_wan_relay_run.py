@@ -8,8 +8,10 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from test_wan_run import cache, check_same, sets_of, simulated, text  # noqa: F401
+from test_wan_run import check_same, sets_of, simulated
 from wan_run_toys import field
+
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 def free() -> int:
@@ -18,7 +20,7 @@ def free() -> int:
 
 
 @pytest.mark.timeout(300)
-def test_sites_that_only_dial_out_train_with_the_bits_of_the_simulation(text: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_sites_that_only_dial_out_train_with_the_bits_of_the_simulation(text: Path, tmp_path: Path) -> None:
     sets = sets_of(text, 3, "diloco", run__rounds=15)
     relay, page, mine = (f"127.0.0.1:{free()}" for _ in range(3))
     with field(tmp_path / "wan", sets, beside=("--relay", relay, "--metrics", page, "--log-format", "json")) as run:
@@ -37,7 +39,7 @@ def test_sites_that_only_dial_out_train_with_the_bits_of_the_simulation(text: Pa
 
 
 @pytest.mark.timeout(300)
-def test_who_dies_and_cannot_be_dialled_is_given_up_when_others_know(text: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_who_dies_and_cannot_be_dialled_is_given_up_when_others_know(text: Path, tmp_path: Path) -> None:
     relay = f"127.0.0.1:{free()}"
     with field(tmp_path / "wan", sets_of(text, 3, "diloco", run__rounds=5000), beside=("--relay", relay)) as run:
         run.join("lyon", options=("--relay", relay, "--bind", "127.0.0.1:0"))

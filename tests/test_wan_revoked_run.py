@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from test_wan_run import cache, sets_of, text  # noqa: F401
+from test_wan_run import sets_of
 from test_wan_run_faults import meets
 from test_wan_run_sessions import last
 from wan_run_toys import Field, field
@@ -23,6 +23,8 @@ from gossamer.wan.trust.certificates import Identity
 from gossamer.wan.trust.dial import Dial
 from gossamer.wan.trust.doors import Anybody
 from gossamer.wan.trust.terms import Party, Terms, read_secret
+
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 @contextmanager
@@ -53,7 +55,7 @@ def status(run: Field, asker: str) -> dict[str, SiteStatus]:
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("method", ["diloco", "gasloc"])
 @pytest.mark.parametrize("site, at", [("porto", "coordinator"), ("lyon", "oslo")])
-def test_a_revoked_site_is_cut_off_and_says_so(method: str, site: str, at: str, text: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_a_revoked_site_is_cut_off_and_says_so(method: str, site: str, at: str, text: Path, tmp_path: Path) -> None:
     more = {"method__topology": '"one_peer"'} if method == "gasloc" else {}
     sets = sets_of(text, 3, method, run__rounds=5000, clock__pace_s=0.1, eval__every=0, checkpoint__every=0, **more)
     with field(tmp_path / "wan", sets) as run:
@@ -95,7 +97,7 @@ def test_a_revoked_site_is_cut_off_and_says_so(method: str, site: str, at: str, 
 
 
 @pytest.mark.timeout(400)
-def test_a_certificate_that_ends_while_its_site_trains(text: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_a_certificate_that_ends_while_its_site_trains(text: Path, tmp_path: Path) -> None:
     sets = sets_of(text, 3, "diloco", run__rounds=5000, clock__pace_s=0.1, eval__every=0, checkpoint__every=0)
     with field(tmp_path / "wan", sets) as run:
         shutil.move(run.root / "ca" / "sites" / "porto", run.root / "old")

@@ -7,24 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_runs import corpus, settings
+from small_runs import settings
 from wan_run_toys import SITES, field
 
 from gossamer.app.config import load
 from gossamer.app.job import resolve
 from gossamer.app.simulate import simulate
 
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GOSSAMER_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return corpus(tmp_path_factory.mktemp("text"))
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 def sets_of(text: Path, n: int, method: str, **more: object) -> list[str]:

@@ -10,11 +10,13 @@ import time
 from pathlib import Path
 
 import pytest
-from test_wan_run import cache, sets_of, text  # noqa: F401
+from test_wan_run import sets_of
 from test_wan_run_sessions import check_own, last
 from wan_run_toys import Field, field
 
 from gossamer.train import checkpoint
+
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 def sessions(run: Field, site: str) -> list[tuple[int, str]]:
@@ -33,7 +35,7 @@ def meets(run: Field, site: str, *others: str, timeout_s: float = 90.0) -> int:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of other processes are Linux's")
 @pytest.mark.timeout(400)
-def test_one_fault_after_the_other(text: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_one_fault_after_the_other(text: Path, tmp_path: Path) -> None:
     more = {"run__rounds": 5000, "clock__pace_s": 0.1, "eval__every": 50, "checkpoint__every": 4, "checkpoint__keep": 3}
     with field(tmp_path / "wan", sets_of(text, 3, "diloco", **more), tls=False) as run:
         run.join("lyon", "oslo", "porto")
@@ -87,7 +89,7 @@ def test_one_fault_after_the_other(text: Path, tmp_path: Path) -> None:  # noqa:
 
 
 @pytest.mark.timeout(300)
-def test_a_slow_site_is_left_behind_and_its_work_is_kept(text: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_a_slow_site_is_left_behind_and_its_work_is_kept(text: Path, tmp_path: Path) -> None:
     more = {
         "run__rounds": 5000, "clock__pace_s": 0.1, "eval__every": 0, "wan__deadline_s": 6.0, "wan__lease_s": 3.0,
         "wan__quorum": '"deadline"', "wan__late": '"keep"',

@@ -8,24 +8,13 @@ import signal
 from pathlib import Path
 
 import pytest
-from small_runs import corpus
 from test_wan_run import sets_of
 from wan_run_toys import Field, field
 
 from gossamer.core.tree import sha256
 from gossamer.train import checkpoint
 
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GOSSAMER_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return corpus(tmp_path_factory.mktemp("text"))
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 def check_losses(run: Field, site: str, seat: int, rounds: int) -> None:

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from test_wan_run import cache, check_same, sets_of, simulated, text  # noqa: F401
+from test_wan_run import check_same, sets_of, simulated
 from test_wan_run_faults import meets
 from test_wan_run_sessions import check_own, last
 from wan_run_toys import SITES, Field, field
@@ -15,6 +15,8 @@ from wan_run_toys import SITES, Field, field
 from gossamer.app.config import load
 from gossamer.app.job import resolve
 from gossamer.core.exchange import Hub
+
+pytestmark = pytest.mark.usefixtures("cache")
 
 UPLINKS = {"lyon": 50, "oslo": 400, "porto": 900, "riga": 300}
 
@@ -32,7 +34,7 @@ def unlike(folder: Path) -> Path:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("method", ["diloco", "geomesh"])
-def test_a_star_of_sites_has_the_bits_of_its_simulation(method: str, text: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_a_star_of_sites_has_the_bits_of_its_simulation(method: str, text: Path, tmp_path: Path) -> None:
     """With certificates; signs are handed on as they are, float32 as a mean."""
     sets = sets_of(text, 4, method, method__exchange='"hub"', fleet__name=f'"{unlike(tmp_path)}"')
     assert resolve(load([], sets)).method.exchange == Hub(2, resolve(load([], sets)).method.exchange.rates)  # type: ignore[union-attr]
@@ -58,7 +60,7 @@ def hub_of(run: Field, *sites: str) -> str:
 
 
 @pytest.mark.timeout(400)
-def test_a_leaf_dies_then_the_hub_and_then_it_comes_back(text: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_a_leaf_dies_then_the_hub_and_then_it_comes_back(text: Path, tmp_path: Path) -> None:
     more = {"run__rounds": 5000, "clock__pace_s": 0.1, "eval__every": 50, "method__exchange": '"hub"'}
     sets = sets_of(text, 4, "diloco", fleet__name=f'"{unlike(tmp_path)}"', **more)
     with field(tmp_path / "wan", sets, tls=False) as run:

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 from coordinator_toys import free_port
-from test_wan_run import cache, sets_of, text  # noqa: F401
+from test_wan_run import sets_of
 from wan_run_toys import field
+
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 def shows(port: int, name: str, value: float, timeout_s: float = 60.0) -> None:
@@ -31,7 +33,7 @@ def shows(port: int, name: str, value: float, timeout_s: float = 60.0) -> None:
 
 
 @pytest.mark.timeout(200)
-def test_a_site_shows_whether_its_coordinator_is_there(text: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_a_site_shows_whether_its_coordinator_is_there(text: Path, tmp_path: Path) -> None:
     page = free_port()
     with field(tmp_path / "wan", sets_of(text, 2, "diloco", wan__deadline_s=6.0), tls=False) as run:
         run.kill("coordinator")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import corpus, flags, settings
+from small_runs import flags, settings
 from trust_toys import identity, sites
 from wan_run_toys import field
 
@@ -37,20 +37,10 @@ from gossamer.wan.roster.service import CoordinatorServer
 from gossamer.wan.trust.diagnose import speaks_tls
 from gossamer.wan.trust.guard import Guard
 
+pytestmark = pytest.mark.usefixtures("cache")
+
 ROOT = Path(__file__).resolve().parent.parent
 SPEC = Spec(run="run-7", configuration="aa", layout="bb", versions={}, seats=4, synchronous=True, min_sites=2, floor_s=30.0)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GOSSAMER_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return corpus(tmp_path_factory.mktemp("text"))
 
 
 def sets_of(text: Path, **more: object) -> list[str]:

@@ -175,12 +175,17 @@ class Port:
         if self._groups.get(group.place) is group:
             del self._groups[group.place]
 
-    async def _control(self, _: Any, context: Any) -> None:
-        stream = Accepted(context)
+    async def _first(self, stream: Accepted, context: Any, kind: type[F]) -> F | None:
+        """The greeting of a stream; None: it was none, and is refused."""
         try:
-            hello = only(await asyncio.wait_for(stream.read(), GREET_S), Hello)
+            return only(await asyncio.wait_for(stream.read(), GREET_S), kind)
         except (FrameError, TimeoutError) as error:
             await refuse(context, f"no greeting: {error}", self._logged)
+            return None
+
+    async def _control(self, _: Any, context: Any) -> None:
+        stream = Accepted(context)
+        if (hello := await self._first(stream, context, Hello)) is None:
             return
         group = self._alone or self._groups.get((hello.run, hello.receiver))
         if group is None:
@@ -190,10 +195,7 @@ class Port:
 
     async def _data(self, _: Any, context: Any) -> None:
         stream = Accepted(context)
-        try:
-            attach = only(await asyncio.wait_for(stream.read(), GREET_S), Attach)
-        except (FrameError, TimeoutError) as error:
-            await refuse(context, f"no greeting: {error}", self._logged)
+        if (attach := await self._first(stream, context, Attach)) is None:
             return
         for group in list(self._groups.values()):
             if await group.data(attach, stream):
