@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
+import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,6 +37,20 @@ torch.set_num_threads(1)
 # machine must not fail a test.
 settings.register_profile("gossamer", deadline=None, derandomize=True, database=None, max_examples=50)
 settings.load_profile("gossamer")
+
+
+@pytest.fixture(autouse=True)
+def logs_as_before() -> Iterator[None]:
+    """A command that a test runs in its own process sets up the logs of that process: they are put back."""
+    logger, root = logging.getLogger("gossamer"), logging.getLogger()
+    handlers, level, propagate = list(logger.handlers), logger.level, logger.propagate
+    of_root, hooks = list(root.handlers), (sys.excepthook, threading.excepthook)
+    with warnings.catch_warnings():
+        yield
+        logging.captureWarnings(False)
+    logger.handlers, logger.propagate, root.handlers = handlers, propagate, of_root
+    logger.setLevel(level)
+    sys.excepthook, threading.excepthook = hooks
 
 
 @pytest.fixture(scope="module")

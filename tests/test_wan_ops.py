@@ -6,7 +6,6 @@ import io
 import json
 import logging
 import re
-import sys
 import threading
 import urllib.request
 import warnings
@@ -52,18 +51,6 @@ STATUS = Status(
         ),
     )
 )  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def logs_as_before() -> Iterator[None]:
-    logger, root = logging.getLogger("gossamer"), logging.getLogger()
-    before = (list(logger.handlers), logger.level, logger.propagate, list(root.handlers), sys.excepthook, threading.excepthook)
-    with warnings.catch_warnings():
-        yield
-        logging.captureWarnings(False)
-    logger.handlers, logger.propagate, root.handlers = list(before[0]), before[2], list(before[3])
-    logger.setLevel(before[1])
-    sys.excepthook, threading.excepthook = before[4], before[5]
 
 
 def figures(text: str) -> dict[str, float]:

@@ -25,8 +25,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return sites(tmp_path_factory.mktemp("wan"))
 
 
-def test_that_a_relay_is_away_and_back_is_said(made: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logging.getLogger("gossamer"), "propagate", True)
+def test_that_a_relay_is_away_and_back_is_said(made: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "gossamer.wan.relay.client")
     relay = serve(identity(made, "a"))
     at = f"127.0.0.1:{relay.port}"
@@ -43,10 +42,7 @@ def test_that_a_relay_is_away_and_back_is_said(made: Path, caplog: pytest.LogCap
     relay.close()
 
 
-def test_who_does_not_stand_yet_is_no_warning_and_who_never_does_is_one(
-    made: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(logging.getLogger("gossamer"), "propagate", True)
+def test_who_does_not_stand_yet_is_no_warning_and_who_never_does_is_one(made: Path, caplog: pytest.LogCaptureFixture) -> None:
     relay = serve(identity(made, "a"))
     dial = Dial(Party(TERMS, Listed("a", "b", "c")), "b", f"127.0.0.1:{relay.port}", "a", identity(made, "b"))
     there = {"c"}
