@@ -17,6 +17,7 @@ END = "<|endoftext|>"
 """Stands after each document."""
 SAMPLE_BYTES = 4_000_000
 """BPE learns its merges from so much text, taken evenly from all documents: seconds, whatever the size of the corpus."""
+FILE = "tokenizer.json"
 _BATCH = 64
 
 
@@ -119,6 +120,70 @@ def read(path: Path) -> Trained:
         if (eos := backend.token_to_id(mark)) is not None:
             return Trained(backend, int(eos))
     raise BadInput(f"{path} has no end-of-text token; expected {END}, </s>, <|end_of_text|> or <eos> in its vocabulary")
+
+
+def as_transformers(tokenizer: Tokenizer | str | Path | None, longest: int | None = None) -> Any:
+    """The same tokenizer as transformers has them: the same ids for every text, and `save_pretrained`.
+
+    >>> as_transformers("bytes")("hé<|endoftext|>").input_ids[:4]
+    [104, 195, 169, 60]
+
+    Args:
+        tokenizer: one of this module; "bytes" or None (what a corpus of plain bytes names); or the path of a tokenizer.json. Where a
+            tokenizer_config.json lies beside that, its special tokens and chat template are kept.
+        longest: tokens that the model takes at most.
+
+    Returns:
+        A `transformers.PreTrainedTokenizerFast`. Where the tokenizer names no padding, its end mark stands for it.
+
+    Raises:
+        BadInput: not a tokenizer; or "bpe", which is trained on a corpus: give the tokenizer.json that came of it.
+    """
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    limit = {} if longest is None else {"model_max_length": longest}
+    if tokenizer is None or tokenizer == "bytes" or isinstance(tokenizer, Bytes):
+        # What looks like the end mark in a text is bytes like any other.
+        return PreTrainedTokenizerFast(
+            tokenizer_object=_bytes_backend(),
+            eos_token=END,
+            pad_token=END,
+            split_special_tokens=True,
+            clean_up_tokenization_spaces=False,
+            **limit,
+        )
+    if tokenizer == "bpe":
+        raise BadInput("a 'bpe' tokenizer is trained on a corpus: give the path of the tokenizer.json that came of it")
+    if isinstance(tokenizer, (str, Path)):
+        path = Path(tokenizer).expanduser()
+        path = path / FILE if path.is_dir() else path
+        tokenizer = read(path)
+        if path.name == FILE and (path.parent / "tokenizer_config.json").is_file():
+            found = AutoTokenizer.from_pretrained(path.parent, **limit)
+            if found.pad_token is None:
+                found.pad_token = found.eos_token or tokenizer.inner.id_to_token(tokenizer.eos)
+            return found
+    assert isinstance(tokenizer, Trained)
+    end = tokenizer.inner.id_to_token(tokenizer.eos)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.inner, eos_token=end, pad_token=end, clean_up_tokenization_spaces=False, **limit
+    )
+
+
+def _bytes_backend() -> Any:
+    """`Bytes` in the tokenizers library: a BPE without merges, whose symbols are the 256 bytes by their value."""
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, models, pre_tokenizers
+
+    # GPT-2's letters for bytes: printable ones are themselves, the others follow from 256 on, in order.
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [b for b in range(256) if b not in plain]
+    letters = {b: chr(b) for b in plain} | {b: chr(256 + k) for k, b in enumerate(others)}
+    vocab = {letters[b]: b for b in range(256)} | {END: 256}
+    backend = Backend(models.BPE(vocab=vocab, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    return backend
 
 
 def _whole(text: str) -> str:
