@@ -67,12 +67,16 @@ def test_defaults_are_no_part_of_a_hash(text: Path, tmp_path: Path) -> None:
 
 def changed(leaf: str) -> Config:
     """The default configuration with another value of one setting, whether or not it goes with the rest."""
-    where, _, key = leaf.rpartition(".")
-    part = getattr(load(), where) if where else load()
-    now = getattr(part, key)
+    *tables, key = leaf.split(".")
+    within: list[Any] = [load()]
+    for table in tables:
+        within.append(getattr(within[-1], table))
+    now = getattr(within[-1], key)
     value = not now if isinstance(now, bool) else 7 if now is None else now + 1 if isinstance(now, int | float) else "diloco"
-    part = part.model_copy(update={key: value})
-    return load().model_copy(update={where: part}) if where else part
+    part = within.pop().model_copy(update={key: value})
+    while within:
+        part = within.pop().model_copy(update={tables.pop(): part})
+    return part
 
 
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")

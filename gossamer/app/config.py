@@ -21,7 +21,8 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from gossamer.app.settings import Config, RunSection, Section
+from gossamer.app.settings import Config, RunSection
+from gossamer.app.settings_base import Section
 from gossamer.app.wording import bounds, describe, nearest, show
 from gossamer.core.errors import BadInput
 
@@ -155,15 +156,23 @@ def _merge(base: dict[str, Any], over: Mapping[str, Any], path: tuple[str, ...] 
             base[key] = dict(value) if isinstance(value, Mapping) else value
 
 
-def _sections() -> dict[str, type[Section]]:
-    return {k: f.annotation for k, f in Config.model_fields.items() if isinstance(f.annotation, type) and issubclass(f.annotation, Section)}
+def _sections(model: type[Section] = Config, within: str = "") -> dict[str, type[Section]]:
+    """Every table by its dotted name, tables in tables too."""
+    found: dict[str, type[Section]] = {}
+    for key, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, Section):
+            found[within + key] = kind
+            found |= _sections(kind, f"{within}{key}.")
+    return found
 
 
 def _leaves() -> list[str]:
     """Every dotted key."""
     sections = _sections()
     top = [key for key in Config.model_fields if key not in sections]
-    return top + [f"{name}.{key}" for name, section in sections.items() for key in section.model_fields]
+    inside = [f"{name}.{key}" for name, section in sections.items() for key in section.model_fields]
+    return top + [key for key in inside if key not in sections]
 
 
 def _field(location: tuple[int | str, ...]) -> tuple[str, FieldInfo | None]:
@@ -214,7 +223,7 @@ def _unknown(key: str) -> str:
     """An unknown key, with the nearest known one: in its section first, then anywhere by its last part."""
     head, _, last = key.rpartition(".")
     leaves = _leaves()
-    inside = [leaf.rpartition(".")[2] for leaf in leaves if leaf.rpartition(".")[0] == head] + (list(_sections()) if not head else [])
+    inside = [known.rpartition(".")[2] for known in (*leaves, *_sections()) if known.rpartition(".")[0] == head]
     if near := nearest(last, inside):
         found: str | None = f"{head}.{near}" if head else near
     else:

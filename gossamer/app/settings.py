@@ -1,15 +1,17 @@
 """Every setting of a run: the sections of a configuration file, their defaults and limits.
 
-A setting is read by somebody or it is not here. `gossamer.app.config` loads, prints and compares these; its messages quote the
-descriptions below.
+Larger sections have files of their own, settings_*.py. A setting is read by somebody or it is not here. `gossamer.app.config` loads, prints
+and compares these; its messages quote the descriptions below.
 """
 
 from __future__ import annotations
 
 from typing import Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
+from gossamer.app.settings_base import Section
+from gossamer.app.settings_model import ModelSection
 from gossamer.app.wording import nearest
 from gossamer.core.errors import BadInput
 from gossamer.core.fleet import MAX_WORKERS
@@ -23,12 +25,6 @@ Option: TypeAlias = Scalar | list[Scalar | list[Scalar]]
 DEFAULT_ROUNDS = 20
 MAX_ROUNDS = 2**28 - 1
 """As `gossamer.core.method` has it, for the same reason repeated here."""
-
-
-class Section(BaseModel):
-    """A table of a configuration file: fixed keys, exact types, never changed after it is read."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 def _no_value(data: Any, key: str = "") -> str | None:
@@ -132,19 +128,6 @@ class PlanSection(Section):
         if self.carry and self.name != "awb":
             raise BadInput(f'plan.carry = true balances whole steps over rounds, and plan.name = "{self.name}": set plan.name = "awb"')
         return self
-
-
-class ModelSection(Section):
-    """What is trained: a preset, or any causal language model by its Hugging Face configuration."""
-
-    preset: str = Field(default="tiny", description="name of a built-in model; ignored when config is given")
-    config: str | dict[str, Any] = Field(
-        default="", description="Hugging Face model configuration: a table with model_type, or a config.json"
-    )
-    dtype: Literal["fp32", "bf16"] = Field(default="fp32", description="type of the parameters; anchors and outer state are float32 always")
-    precision: Literal["auto", "fp32", "bf16"] = Field(
-        default="auto", description="arithmetic of forward and backward passes; auto: bf16 on a GPU that has it, else fp32"
-    )
 
 
 class DataSection(Section):
