@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -60,7 +61,7 @@ class Holding:
         progress: Callable[[Snapshot], Progress],
         on_round: Callable[[Report], bool],
     ) -> None:
-        self.job, self.me, self.site, self.folder = job, me, site, folder
+        self.job, self.me, self.folder = job, me, folder
         self.place = Place(site.rank, site.size)
         self.number = me if job.ranges is None else job.ranges.seats(me)[site.rank]
         """Among all ranks of all sites, as the groups count."""
@@ -69,12 +70,12 @@ class Holding:
         self.body = job.body(me, corpus, job.pace_s(me), among)
         self.resuming = Resuming(self.body)
         if found is None:
-            held = Snapshot.of(job.first_state(me, master(self.body.tree), self.seat), self.body, 0.0, 0)
+            held = Snapshot(job.first_state(me, master(self.body.tree), self.seat), self.body.state(), 0.0, 0)
         else:
             held = read(folder.checkpoints, found, me, self.body, self.place)
         self.progress = progress(held)
         self.hooks = SiteHooks(job, folder, corpus, self.progress, me, on_round, number=self.number, ranks=among)
-        self.hooks.held, self.hooks.session, self.hooks.passed = held, held.session, self.resuming.boundary
+        self.hooks.held, self.hooks.passed = held, self.resuming.boundary
         self.hooks.begun_s = time.monotonic() - held.time_s
         self._lock = threading.Lock()
         self._session: Session | None = None
@@ -116,7 +117,7 @@ class Holding:
             self.resuming.begin(None)
             state = advance(self.job, me, session.round, held, self.body)
         elif taken_from is None:
-            state = Snapshot.of(held.state, self.body, 0.0, 0).state
+            state = copy.deepcopy(held.state)
             self.body.load_state(held.body)
             self.resuming.begin(state.local or outset(self.seat, state))
         else:
@@ -125,7 +126,7 @@ class Holding:
             state = take(self.job, me, session.round, taken_from, self.taken, self.body, held, drift, self.place)
         hooks.back_to(session.round, state.tokens)
         held = Snapshot.of(state, self.body, hooks.now_s(), session.number)
-        hooks.held, hooks.before, hooks.session = held, None, session.number
+        hooks.held, hooks.before = held, None
         with self._lock:
             forget()
             given = len(session.donors) < len(session.members) and me in session.donors
@@ -142,7 +143,7 @@ class Holding:
     def into(self, group: Group, check: Callable[[], None]) -> None:
         """The program runs over this group next. `check` raises where it cannot go on."""
         self.body.between_steps = check  # whoever is gone, nobody works on for nothing
-        self.hooks.ask_stop, self.hooks.last_round = group.ask_stop, lambda: group.last_round
+        self.hooks.ask_stop = group.ask_stop
 
     def run(self, session: Session, group: Group, state: State, on_signal: Callable[[int], None]) -> State:
         """Runs the program, to the end of the run or of the session."""

@@ -33,8 +33,8 @@ class SiteHooks:
 
     Args:
         on_round: told what a site reports of itself, after each round; True: a stop at a common boundary is wanted.
-        number: of this rank among all ranks of all sites; None: `me`.
-        ranks: this rank among those of its site, where there are several.
+        number: of this rank among all ranks of all sites.
+        ranks: this rank among those of its site; None: it is the only one.
     """
 
     def __init__(
@@ -46,18 +46,15 @@ class SiteHooks:
         me: int,
         on_round: Callable[[Report], bool],
         *,
-        number: int | None = None,
-        ranks: Gated | None = None,
+        number: int,
+        ranks: Gated | None,
     ) -> None:
-        self.job, self.folder, self.progress, self.me = job, folder, progress, me
-        self.number = me if number is None else number
+        self.job, self.folder, self.progress, self.me, self.number = job, folder, progress, me, number
         self.place = ALONE if ranks is None else Place(ranks.rank, ranks.size)
         self.held: Snapshot | None = None
         """The last boundary."""
         self.before: Snapshot | None = None
         """Of a site of several ranks: the one before, as long as another rank may not have come to the last."""
-        self.session = 0
-        self.last_round: Callable[[], int | None] = lambda: None
         self.ask_stop: Callable[[], None] = lambda: None
         self.begun_s = time.monotonic()
         """When this process's clock of the run showed 0."""
@@ -148,7 +145,7 @@ class SiteHooks:
         return (self._judge if self._ranks is None else self.job.judge(self._corpus))(tree)
 
     def boundary(self, seat: int, round: int, time_s: float, state: State, body: Body | None) -> Go | Stop:
-        assert body is not None
+        assert body is not None and self.held is not None
         if self.passing is not None:
             self.passing.completed(round, time_s)
             self._loss = self.passing.loss
@@ -158,7 +155,7 @@ class SiteHooks:
             self._loss = self._judge(state.x)
             self.add("metrics.jsonl", evaluation(round, self.me, state.tokens, time_s, self._loss))
         self.before = self.held if self._ranks is not None else None
-        self.held = Snapshot.of(state, body, time_s, self.session)
+        self.held = Snapshot.of(state, body, time_s, self.held.session)
         self.passed()
         if self._due(self.job.config.checkpoint.every, round):
             self.save()

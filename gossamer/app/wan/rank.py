@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from gossamer.app.collect import STREAMS
 from gossamer.app.folder import RunFolder
 from gossamer.app.job import Job
 from gossamer.app.progress import Progress
@@ -213,7 +214,7 @@ class RankRun:
         """The end of the run: the records and the parameters of this rank go to whoever makes the summary."""
         hooks = holding.hooks
         hooks.close()
-        finish(self.job, group, hooks, state, _never)
+        finish(self.job, group, {name: hooks.own(name) for name in STREAMS}, state, _never)
 
     def close(self) -> None:
         """Closes all connections."""
