@@ -17,6 +17,7 @@ from gossamer.app.progress import Progress
 from gossamer.app.served import Passing, seats_of, servers_of
 from gossamer.app.wan.hooks import SiteHooks
 from gossamer.app.wan.places import places_of
+from gossamer.app.wan.spec import link_settings
 from gossamer.app.wan.state import Snapshot, advance, give, part_of_mark, read, take
 from gossamer.core.errors import RunFailed
 from gossamer.core.tree import Tree, layout_hash, master
@@ -28,9 +29,11 @@ from gossamer.train.data import Corpus
 from gossamer.train.recut import Place
 from gossamer.train.resuming import Resuming
 from gossamer.wan.deadlines import Timeouts
+from gossamer.wan.links.listening import Port
 from gossamer.wan.links.wire import Links
 from gossamer.wan.roster.records import Report, Session
 from gossamer.wan.state_service import StateAsk
+from gossamer.wan.trust.access import Access
 from gossamer.worker.peer import peer
 from gossamer.worker.ranks import among_ranks
 from gossamer.worker.regroup import regroup
@@ -164,6 +167,14 @@ class Holding:
             return None
         path = give(self.folder.path / "given" / f"{ask.session}-{int(ask.inner)}", self.me, held, ask.inner, self.place)
         return held.state.round, path
+
+
+def links_of(job: Job, number: int, run: str, session: Session, port: Port, access: Access, timeouts: Timeouts) -> Links:
+    """Connections of a rank or a server in a session."""
+    return Links(
+        number, places_of(job).n + job.servers, f"{run}/{session.key}", port=port, settings=link_settings(job, timeouts),
+        terms={"session": session.key}, access=access,
+    )  # fmt: skip
 
 
 def meet(
