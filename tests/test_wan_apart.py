@@ -134,14 +134,8 @@ def test_what_the_group_does_about_a_death_it_still_does() -> None:
     board = Board(survives=True, me=3)
     board.on_death = learned.append
     group: Any = SimpleNamespace(members=(0, 1, 2), living=(0, 1, 2), board=board)
-    Apart(
-        SimpleNamespace(synchronous=False, min_sites=2),
-        Others(),
-        group,
-        NAMES.get,
-        Missing(lambda text: None, called),
-        Ranges((1,) * 3, {}),
-    )  # type: ignore[arg-type]
+    spec: Any = SimpleNamespace(synchronous=False, min_sites=2)
+    Apart(spec, Others(), group, NAMES.get, Missing(lambda text: None, called), Ranges((1,) * 3, {}))  # type: ignore[arg-type]
     board.gone(2, "it failed")
     assert learned == [frozenset({2})]
 
