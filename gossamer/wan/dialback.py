@@ -20,8 +20,8 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 import grpc
 from pydantic import Field, StringConstraints
 
-from gossamer.wan.roster.messages import Record, Refused, Text, pack, unpack
-from gossamer.wan.roster.records import Address, Name
+from gossamer.wan.roster.messages import Name, Record, Refused, Text, pack, unpack
+from gossamer.wan.roster.records import Address
 from gossamer.wan.trust.certificates import Certificate, Identity, site_name
 from gossamer.wan.trust.diagnose import diagnose
 from gossamer.wan.trust.gate import Seen

@@ -24,8 +24,8 @@ from gossamer.core.errors import RunFailed
 from gossamer.wan.deadlines import Timeouts
 from gossamer.wan.links.watch import knock
 from gossamer.wan.loop import in_loop, io_loop, spawn
-from gossamer.wan.roster.messages import Record, Refused, unpack
-from gossamer.wan.roster.records import Boot, Member, Name, Roster
+from gossamer.wan.roster.messages import Name, Record, Refused, unpack
+from gossamer.wan.roster.records import Boot, Member, Roster
 from gossamer.wan.trust.doors import QUIET, Doors
 from gossamer.wan.trust.terms import Distrusted
 
