@@ -25,6 +25,7 @@ from gossamer.wan.roster.ended import Ended, is_over
 from gossamer.wan.roster.leases import Holder
 from gossamer.wan.roster.messages import Record, Refused
 from gossamer.wan.roster.records import Caller, Card, Count, Have, Join, Member, Number, Roster, Seats, Seed, Session, Spec
+from gossamer.wan.trust.terms import host_of
 
 
 class Membership(Record):
@@ -348,7 +349,7 @@ def _check_address(state: Membership, site: str, card: Card) -> None:
 
 def is_loopback(address: str) -> bool:
     """Whether host:port names this machine to itself."""
-    host = address.rpartition(":")[0].strip("[]").lower()
+    host = host_of(address).lower()
     return host in ("localhost", "::1", "") or host.endswith(".localhost") or host.startswith(("127.", "::ffff:127."))
 
 

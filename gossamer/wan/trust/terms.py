@@ -209,6 +209,18 @@ def joined(host: str, port: int | None) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def place_of(address: str) -> tuple[str, int]:
+    """Host, without brackets, and port of host:port or [host]:port.
+
+    >>> place_of("[::1]:443")
+    ('::1', 443)
+
+    Raises:
+        ValueError: the port is no number.
+    """
+    return host_of(address), int(address.rpartition(":")[2])
+
+
 def check_bind(address: str) -> None:
     """Refuses what is no place to listen at. gRPC would take a port above 65535, and listen at another one.
 
