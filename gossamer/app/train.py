@@ -62,6 +62,10 @@ def check_several_ranks(job: Job) -> None:
             raise BadInput("inner optimizer muon needs whole matrices, which workers of several ranks do not have: use lion or adamw")
 
 
+WORKER_MODULES = ("gossamer.app.train", "transformers.models.llama.modeling_llama")
+"""What every worker loads. Not where there is a GPU: whatever of it looks for one would spoil it for processes that are forked."""
+
+
 def launch_local(job: Job, out: Path, *, resume: bool = False) -> Path:
     """Runs all workers of `job` as processes on this machine, to their common end. Returns the run folder.
 
@@ -91,7 +95,16 @@ def launch_local(job: Job, out: Path, *, resume: bool = False) -> Path:
 
     threads = str(job.config.run.threads_per_worker)
     env = {"OMP_NUM_THREADS": threads}
-    code = launch(processes(job), command, out / "logs", env=env, last_checkpoint=last, survives=job.goes_on, seats=seats_of(job))
+    code = launch(
+        processes(job),
+        command,
+        out / "logs",
+        env=env,
+        last_checkpoint=last,
+        survives=job.goes_on,
+        seats=seats_of(job),
+        modules=WORKER_MODULES if job.device.type == "cpu" else (),
+    )
     if code in (130, 143):
         raise Stopped(f"stopped; last whole checkpoint: {last() or 'none yet'}")
     if code == 2:
