@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gossamer.app.collect import STREAMS
+from gossamer.app.collect import STREAMS, by_worker, of_rank, opened
 from gossamer.app.folder import JsonLines, RunFolder
 from gossamer.app.job import Job
 from gossamer.app.metrics import evaluation
@@ -84,18 +84,16 @@ class SiteHooks:
         return path
 
     def add(self, name: str, record: dict[str, Any]) -> None:
-        """Adds a record to one of STREAMS. Of several ranks the first keeps the books; of the others only bytes count."""
-        if self.place.rank:
-            if "bytes_sent" not in record:
-                return
-            record = {**record, "rank": self.place.rank}
-        self._write(name, record)
+        """Adds a record to one of STREAMS, if this rank keeps it."""
+        if (kept := of_rank(self.place.rank, record)) is None:
+            return
+        self._write(name, kept)
         if name == "metrics.jsonl":
-            self.told(record)
+            self.told(kept)
 
     def _write(self, name: str, record: dict[str, Any]) -> None:
         if name not in self._files:
-            self._files[name] = JsonLines(self.records / name, every=64 if name.startswith("trace") else 1)
+            self._files[name] = opened(self.records, name)
         try:
             self._files[name].add(record)
             self._full = False
@@ -225,9 +223,7 @@ class SiteHooks:
             self._bytes[1] += record["bytes_received"]
             if record["bytes_sent"] or record["bytes_received"]:
                 self._exchanged_s = time.monotonic()
-        if self.job.ranges and (seat := record.get("waited_for")) is not None:
-            record["waited_for"] = self.job.ranges.workers[seat]
-        self.add("metrics.jsonl", record)
+        self.add("metrics.jsonl", by_worker(self.job, record))
 
     def span(self, seat: int, kind: TraceKind, start_s: float, end_s: float, round: int) -> None:
         self.add("trace.jsonl", {"worker": self.me, "kind": kind, "start_s": start_s, "end_s": end_s, "round": round + 1})
