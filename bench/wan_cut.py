@@ -41,11 +41,6 @@ VICTIM = 3
 OTHERS = [site for i, site in enumerate(SITES) if i != VICTIM]
 
 
-def watch(run: Field, site: str) -> tuple[float, int]:
-    """(now, rounds that the site has completed)."""
-    return time.monotonic(), run.last_round(site)
-
-
 def gaps(run: Field, before: dict[str, int]) -> dict[str, Any]:
     """Of the others, since a fault that came after the rounds `before`."""
     worst, usual = 0.0, []

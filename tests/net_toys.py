@@ -77,9 +77,8 @@ def in_processes(n: int, job: str, folder: Path) -> tuple[int, str]:
     root = Path(__file__).resolve().parent.parent
     said: list[str] = []
     env = {"PYTHONPATH": os.pathsep.join([str(root), str(root / "tests")])}
-    code = launch(
-        n, [sys.executable, __file__, job, str(folder)], folder, env=env, say=said.append, last_checkpoint=lambda: "round 3 in ckpt"
-    )
+    argv = [sys.executable, "-m", "net_toys", job, str(folder)]
+    code = launch(n, argv, folder, env=env, say=said.append, last_checkpoint=lambda: "round 3 in ckpt", modules=("net_toys",))
     return code, "\n".join(said)
 
 

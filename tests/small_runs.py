@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+from contextlib import redirect_stderr
 from pathlib import Path
 
 TEXT = "the worker sends what it has learned to its peers and waits for theirs then takes one outer step together again"
@@ -39,3 +41,13 @@ def settings(text: Path, **more: object) -> list[str]:
 def flags(sets: list[str]) -> list[str]:
     """As command line arguments."""
     return [a for s in sets for a in ("--set", s)]
+
+
+def command(*arguments: str) -> tuple[int, str]:
+    """The exit code of a command that runs in this process, and what it says on stderr. (What its workers say goes where theirs goes.)"""
+    from gossamer import cli
+
+    said = io.StringIO()
+    with redirect_stderr(said):
+        code = cli.main(arguments)
+    return code, said.getvalue()

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from small_runs import flags, settings
+from small_runs import command, flags, settings
 
 from gossamer.app.config import load
 from gossamer.app.folder import RunFolder
@@ -77,22 +74,18 @@ def test_a_simulated_death_is_in_the_metrics_and_the_loss_does_not_jump(text: Pa
     assert whole["dead"] == [] and whole["absent"] == 0
 
 
-def gossamer(folder: Path, *arguments: str) -> str:
+def gossamer(*arguments: str) -> str:
     """What a command that succeeds says on stderr."""
-    command = [sys.executable, "-m", "gossamer", *arguments]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=folder)
-    assert done.returncode == 0, done.stderr
-    return done.stderr
+    code, said = command(*arguments)
+    assert code == 0, said
+    return said
 
 
 @pytest.mark.timeout(600)
 def test_one_of_eight_real_workers_is_killed_and_survived_by_the_others(text: Path, tmp_path: Path) -> None:
     """SIGKILL in the middle. What the whole fleet would have come to is simulated: without a death, both worlds have the same bits."""
     out, fleet = tmp_path / "real", '"uniform-8"'
-    said = gossamer(
-        tmp_path, "train", "--workers", "8", "--out", str(out), *flags(sets_of(text, fleet__name=fleet, clock__kill="[[5, 5]]"))
-    )
+    said = gossamer("train", "--workers", "8", "--out", str(out), *flags(sets_of(text, fleet__name=fleet, clock__kill="[[5, 5]]")))
     assert "worker 5 was killed (SIGKILL), the others go on without it." in said
     check_story(out, 8, 5)
     assert "worker 5 died after round 5" in (out / "report.html").read_text()
@@ -105,7 +98,7 @@ def without_first(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished real run, compressed and over pairs, whose worker 0 died after round 4."""
     folder = tmp_path_factory.mktemp("first")
     more = {"fleet__name": '"uniform-3"', "clock__kill": "[[0, 4]]", "method__topology": '"one_peer"', "method__codec": '"mod4"'}
-    gossamer(folder, "train", "--workers", "3", "--out", str(folder / "real"), *flags(sets_of(text, eval__every=0, **more)))
+    gossamer("train", "--workers", "3", "--out", str(folder / "real"), *flags(sets_of(text, eval__every=0, **more)))
     return folder / "real"
 
 
@@ -124,7 +117,7 @@ def test_all_go_on_from_a_checkpoint_that_one_has_no_part_in(without_first: Path
     out = Path(shutil.copytree(without_first, tmp_path / "again"))
     (out / "summary.json").unlink()
     (out / "checkpoints" / "round-000012" / "manifest.json").unlink()
-    gossamer(tmp_path, "train", "--workers", "3", "--resume", str(out))
+    gossamer("train", "--workers", "3", "--resume", str(out))
     summary, records = told(out)
     assert summary["dead"] == [] and all(summary["params_sha256"])
     mine = {i: sorted(r["round"] for r in records if r["kind"] == "round" and r["worker"] == i) for i in (0, 1)}

@@ -12,6 +12,7 @@ from small_runs import corpus, settings
 
 from gossamer.app.config import dump, load
 from gossamer.app.job import resolve
+from gossamer.app.train import WORKER_MODULES
 from gossamer.net.launch import launch
 
 HERE = Path(__file__).parent
@@ -46,8 +47,8 @@ def test_balanced_work_ends_the_waiting_for_stragglers(tmp_path: Path, monkeypat
     uniform, balanced = (resolve(load([c])).method.plan for c in configs)
     assert uniform.tokens_per_round == balanced.tokens_per_round and balanced.steps[0] > 3 * balanced.steps[3]
     said: list[str] = []
-    command = [sys.executable, str(HERE / "real_worker.py"), str(tmp_path), *map(str, configs)]
-    assert launch(4, command, tmp_path / "logs", say=said.append, env=PATHS) == 0, said
+    command = [sys.executable, "-m", "real_worker", str(tmp_path), *map(str, configs)]
+    assert launch(4, command, tmp_path / "logs", say=said.append, env=PATHS, modules=WORKER_MODULES) == 0, said
     real = [json.loads((tmp_path / f"worker-{i}.json").read_text()) for i in range(4)]
     waits = {c.stem: [waited(rounds) for rounds in zip(*(r[c.stem]["rounds"] for r in real), strict=True)] for c in configs}
     assert min(waits["awb"]) * 3 <= min(waits["uniform"]), waits  # of its best round each: other work on the machine delays any of them

@@ -37,7 +37,7 @@ from gossamer.train import checkpoint
 from gossamer.worker.account import Account
 from gossamer.worker.effects import Compute, Done, Gather, Program, RecvAny, Send, Stop, Work
 from gossamer.worker.seat import Seat
-from gossamer.worker.server import program_of, programs
+from gossamer.worker.server import client, first_of, programs, server
 from gossamer.worker.state import State
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -122,7 +122,7 @@ def in_reality(
     def job(group: Group) -> Any:
         seat = Seat(group.me, m, toy_layout(), run_id=7)
         body = Paced(group.me, m, step_s[group.me] if group.me < n else 0.0, dies_at=(dies or {}).get(group.me), turns=turns)
-        program = program_of(seat, State(x=toy_start()))
+        program = client(seat, State(x=toy_start())) if seat.me < n else server(seat, first_of(seat, toy_start()))
         program = turns.watched(group.me, program) if turns else program
         state, account = run(program, body, hooks_of(group.me), group, servers=range(n, seats), **more)
         return state, account, body

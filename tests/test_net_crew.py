@@ -14,7 +14,7 @@ from torch.distributed import HashStore
 
 from gossamer.core.errors import BadInput, RunFailed
 from gossamer.net.crew import Ended, Follow, Lead, RankLost
-from gossamer.net.talk import world_of
+from gossamer.net.start import world_of
 from gossamer.real.board import Board, PeerLost
 
 SIZE = 3

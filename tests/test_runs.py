@@ -18,6 +18,7 @@ from gossamer.app.config import dump, load, override
 from gossamer.app.folder import RunFolder
 from gossamer.app.job import resolve
 from gossamer.app.simulate import SimHooks, simulate
+from gossamer.app.train import WORKER_MODULES
 from gossamer.cli import main
 from gossamer.core.errors import Stopped
 from gossamer.net.launch import launch
@@ -58,9 +59,9 @@ def test_real_processes_end_with_the_bits_of_the_simulation(n: int, names: list[
         sets = settings(text, **METHODS[name], fleet__name='"azure-4"' if n == 4 else f'"uniform-{n}"', clock__charge_as='"llama-150m"')
         configs.append(tmp_path / f"{name}.toml")
         configs[-1].write_text(dump(load([], sets)))
-    command = [sys.executable, str(HERE / "real_worker.py"), str(tmp_path), *map(str, configs)]
+    command = [sys.executable, "-m", "real_worker", str(tmp_path), *map(str, configs)]
     said: list[str] = []
-    assert launch(n, command, tmp_path / "logs", say=said.append, env=PATHS) == 0, said
+    assert launch(n, command, tmp_path / "logs", say=said.append, env=PATHS, modules=WORKER_MODULES) == 0, said
     real = [json.loads((tmp_path / f"worker-{i}.json").read_text()) for i in range(n)]
     for config in configs:
         want = summary(simulate(resolve(load([config])), tmp_path / "sim" / config.stem, quiet=True).path)
@@ -176,8 +177,10 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
     raise AssertionError(f"{path} did not appear")
 
 
-def children(pid: int) -> list[int]:
-    return [int(c) for t in Path(f"/proc/{pid}/task").iterdir() for c in (t / "children").read_text().split()]
+def workers_of(launcher: int) -> list[int]:
+    """Processes that it has started, or had forked, to be workers: each has a session of its own."""
+    below = [int(c) for t in Path(f"/proc/{launcher}/task").iterdir() for c in (t / "children").read_text().split()]
+    return sorted(pid for child in below for pid in [child, *workers_of(child)] if os.getsid(pid) == pid)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the workers through /proc")
@@ -189,7 +192,7 @@ def test_a_killed_worker_is_named_and_the_run_resumes(text: Path, tmp_path: Path
         [*command, "--out", str(out), *flags(sets)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )
     wait_for(out / "checkpoints" / "round-000002" / "manifest.json", process)
-    os.kill(sorted(children(process.pid))[1], signal.SIGKILL)
+    os.kill(workers_of(process.pid)[1], signal.SIGKILL)
     said = process.communicate(timeout=60)[0]
     assert process.returncode == 1, said
     assert "worker 1 was killed" in said and "Last whole checkpoint: round" in said and "--resume" in said

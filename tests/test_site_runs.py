@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,12 +13,13 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import flags, settings
+from small_runs import command, flags, settings
 
 from gossamer.app.config import dump, load
 from gossamer.app.folder import RunFolder
 from gossamer.app.job import resolve
 from gossamer.app.simulate import simulate
+from gossamer.app.train import WORKER_MODULES, launch_local
 from gossamer.core.errors import BadInput
 from gossamer.net.launch import launch
 from gossamer.net.site import TorchSite
@@ -77,8 +77,8 @@ def trained(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def train(wire: str, folder: Path, configs: Sequence[Path]) -> Path:
     """Runs site_worker.py in all seats."""
     said: list[str] = []
-    command = [sys.executable, str(ROOT / "tests" / "site_worker.py"), wire, str(folder), *map(str, configs)]
-    code = launch(6, command, folder / "logs", env=environment(), say=said.append, seats=Seats((0, 1, 1, 2, 2, 2)))
+    command = [sys.executable, "-m", "site_worker", wire, str(folder), *map(str, configs)]
+    code = launch(6, command, folder / "logs", env=environment(), say=said.append, seats=Seats((0, 1, 1, 2, 2, 2)), modules=WORKER_MODULES)
     assert code == 0, said
     return folder
 
@@ -141,17 +141,11 @@ def test_the_loss_of_a_sharded_model_is_that_of_the_whole_one(trained, name):
             assert last == again == whole["losses"][worker] < first
 
 
-def command(*args: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, **environment()}
-    words = [sys.executable, "-m", "gossamer", *args]
-    return subprocess.run(words, capture_output=True, text=True, env=env, timeout=600, check=False)
-
-
 def test_death_of_a_rank_ends_a_synchronous_run(text: Path, tmp_path: Path):
     sets = sets_of(text, fleet(tmp_path / "fleet.toml", (2, 1)), method__name='"diloco"', clock__kill="[[0, 2]]")
-    ended = command("train", *flags(sets), "--workers", "2", "--out", str(tmp_path / "run"))
-    assert ended.returncode == 1, ended.stderr
-    assert "worker 0 (rank 1) was killed (SIGKILL), so the run was ended" in ended.stderr
+    code, said = command("train", *flags(sets), "--workers", "2", "--out", str(tmp_path / "run"))
+    assert code == 1, said
+    assert "worker 0 (rank 1) was killed (SIGKILL), so the run was ended" in said
 
 
 def rewound(run: Path, to: Path, round: int) -> Path:
@@ -168,8 +162,8 @@ def test_resume_with_the_same_ranks_and_with_others(text: Path, tmp_path: Path):
     file = fleet(tmp_path / "fleet.toml", (2, 1))
     sets = sets_of(text, file, method__name='"diloco"', checkpoint__every=1, checkpoint__keep=9)
     whole = tmp_path / "run"
-    ended = command("train", *flags(sets), "--workers", "2", "--out", str(whole))
-    assert ended.returncode == 0, ended.stderr
+    code, said = command("train", *flags(sets), "--workers", "2", "--out", str(whole))
+    assert code == 0, said
 
     folder = whole / "checkpoints"
     shards = [checkpoint.read_part(folder, 2, 0, place=Place(r, 2)) for r in range(2)]
@@ -185,8 +179,8 @@ def test_resume_with_the_same_ranks_and_with_others(text: Path, tmp_path: Path):
     summaries = [json.loads((whole / "summary.json").read_text())]
     for name, ranks in (("same", (2, 1)), ("others", (1, 3))):
         fleet(file, ranks)
-        again = command("train", "--workers", "2", "--resume", str(rewound(whole, tmp_path / name, 2)))
-        assert again.returncode == 0, again.stderr
+        code, said = command("train", "--workers", "2", "--resume", str(rewound(whole, tmp_path / name, 2)))
+        assert code == 0, said
         summaries.append(json.loads((tmp_path / name / "summary.json").read_text()))
     whole_run, same, others = summaries
     assert len(set(whole_run["params_sha256"])) == 1 and same["params_sha256"] == whole_run["params_sha256"]
@@ -204,9 +198,9 @@ def test_the_others_go_on_when_a_rank_has_died_and_its_site_is_gone_at_once(text
         text, file, method__name='"gasloc"', method__topology='"two_peer"', run__rounds=6, clock__kill="[[0, 2]]", clock__pace_s=0.2
     )
     run = tmp_path / "run"
-    ended = command("train", *flags(sets), "--workers", "3", "--out", str(run))
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stderr.count("the others go on without it") == 1 and "worker 0 (rank 1) was killed" in ended.stderr
+    code, said = command("train", *flags(sets), "--workers", "3", "--out", str(run))
+    assert code == 0, said
+    assert said.count("the others go on without it") == 1 and "worker 0 (rank 1) was killed" in said
     summary = json.loads((run / "summary.json").read_text())
     assert summary["dead"] == [0] and summary["rounds"] == 6
     members = [r for r in RunFolder(run).read_lines("metrics.jsonl") if r["kind"] == "members"]
@@ -214,7 +208,6 @@ def test_the_others_go_on_when_a_rank_has_died_and_its_site_is_gone_at_once(text
 
 
 def test_muon_and_pair_codecs_are_refused(text: Path, tmp_path: Path):
-    from gossamer.app.train import launch_local
 
     file = fleet(tmp_path / "fleet.toml", (2, 1))
     for more, word in (

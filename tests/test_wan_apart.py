@@ -27,7 +27,11 @@ class Others:
         return frozenset(self.reached)
 
 
-NAMES = {0: "lyon", 1: "oslo"}
+NAMES = {0: "lyon", 1: "oslo", 2: "porto"}
+
+
+def called(seat: int) -> str:
+    return f"site {NAMES[seat]}"
 
 
 def made(*, synchronous: bool = False, missing: Missing | None = None, ranks: tuple[int, ...] | None = None) -> tuple[Apart, Others, Any]:
@@ -35,8 +39,8 @@ def made(*, synchronous: bool = False, missing: Missing | None = None, ranks: tu
     everybody = tuple(range(4 if ranks is None else sum(ranks)))
     others, group = Others(), SimpleNamespace(members=everybody, living=everybody, board=board)
     spec: Any = SimpleNamespace(synchronous=synchronous, min_sites=2)
-    places = None if ranks is None else Ranges(ranks, {})
-    apart = Apart(spec, others, group, NAMES.get, missing or Missing(lambda text: None, NAMES.get), places)  # type: ignore[arg-type]
+    places = Ranges(ranks or (1,) * 4, {})
+    apart = Apart(spec, others, group, NAMES.get, missing or Missing(lambda text: None, called), places)  # type: ignore[arg-type]
     return apart, others, group
 
 
@@ -71,7 +75,7 @@ def test_servers_are_no_sites() -> None:
     board = Board(survives=True, me=3)
     others, group = Others(), SimpleNamespace(members=(0, 1, 2, 3, 4, 5), living=(3, 4), board=board)
     spec: Any = SimpleNamespace(synchronous=False, min_sites=2)
-    apart = Apart(spec, others, group, NAMES.get, Missing(said.append, NAMES.get), Ranges((1,) * 4, {}))  # type: ignore[arg-type]
+    apart = Apart(spec, others, group, NAMES.get, Missing(said.append, called), Ranges((1,) * 4, {}))  # type: ignore[arg-type]
     assert "1 of the sites" in apart.why() and sorted(others.doubted) == [0, 1, 2]
     board.gone(5, "it failed")
     assert not said
@@ -95,7 +99,7 @@ def test_synchronous_sessions_end_by_the_loss_itself(living: tuple[int, ...]) ->
 
 def test_each_loss_and_each_return_is_said_once_and_at_once() -> None:
     said: list[str] = []
-    missing = Missing(said.append, NAMES.get)
+    missing = Missing(said.append, called)
     apart, _, group = made(missing=missing)
     group.board.gone(0, "its process has ended")
     group.board.gone(0, "again")
@@ -121,7 +125,7 @@ def test_who_was_lost_before_anybody_looked_is_said_too() -> None:
     board = Board(survives=True, me=3)
     board.gone(1, "it failed")
     group: Any = SimpleNamespace(members=(0, 1, 2), living=(0, 2), board=board)
-    Apart(SimpleNamespace(synchronous=False, min_sites=2), Others(), group, NAMES.get, Missing(said.append, NAMES.get))  # type: ignore[arg-type]
+    Apart(SimpleNamespace(synchronous=False, min_sites=2), Others(), group, NAMES.get, Missing(said.append, called), Ranges((1,) * 3, {}))  # type: ignore[arg-type]
     assert said == ["site oslo is gone (it failed): the others go on without it"]
 
 
@@ -130,14 +134,15 @@ def test_what_the_group_does_about_a_death_it_still_does() -> None:
     board = Board(survives=True, me=3)
     board.on_death = learned.append
     group: Any = SimpleNamespace(members=(0, 1, 2), living=(0, 1, 2), board=board)
-    Apart(SimpleNamespace(synchronous=False, min_sites=2), Others(), group, NAMES.get, Missing(lambda text: None, NAMES.get))  # type: ignore[arg-type]
+    spec: Any = SimpleNamespace(synchronous=False, min_sites=2)
+    Apart(spec, Others(), group, NAMES.get, Missing(lambda text: None, called), Ranges((1,) * 3, {}))  # type: ignore[arg-type]
     board.gone(2, "it failed")
     assert learned == [frozenset({2})]
 
 
 def test_who_leaves_dies_and_comes_back_is_said_once_each() -> None:
     said: list[str] = []
-    missing = Missing(said.append, ("lyon", "oslo", "porto").__getitem__)
+    missing = Missing(said.append, called)
     missing.met((0, 1))
     missing.met((0, 1, 2))
     missing.met((0, 2))  # oslo has left

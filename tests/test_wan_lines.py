@@ -32,7 +32,7 @@ class Keeping:
 
             return self.lines.take((seat, peer.address, tuple(options)), make)
 
-        return Access(channel)
+        return Access(channel, release=lambda line, good: line.close(keep=good))
 
 
 def session(number: int, port: Port, address: str, keeping: Keeping) -> tuple[Links, Links]:

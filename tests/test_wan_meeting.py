@@ -19,8 +19,11 @@ from wan_run_toys import Field, field
 from gossamer.app.config import load
 from gossamer.app.job import resolve
 from gossamer.app.wan.meeting import Meeting, Vain, patiently
+from gossamer.app.wan.places import places_of
 from gossamer.app.wan.presence import Presence, Where
+from gossamer.app.wan.ranks import Ranks
 from gossamer.app.wan.spec import spec_of
+from gossamer.core.ranges import Ranges
 from gossamer.wan.loop import in_loop
 from gossamer.wan.roster.calls import Away
 from gossamer.wan.roster.sessions import NotYet, Sessions
@@ -42,7 +45,9 @@ class Others:
         neighbours = SimpleNamespace(gone=lambda: frozenset(self.lost), lost=self.doubted.append)
         presence: Any = SimpleNamespace(client=SimpleNamespace(roster=roster), neighbours=neighbours, name_of=("a", "b", "c").__getitem__)
         self.looks: list[int] = []
-        self.meeting = Meeting(session(7, 0, 1, 2), presence, self.sessions, self.links, lambda: self.looks.append(1))
+        self.meeting = Meeting(
+            session(7, 0, 1, 2), presence, self.sessions, self.links, lambda: self.looks.append(1), Ranges((1,) * 3, {}), Ranks()
+        )
 
 
 def test_who_may_still_come_is_waited_for() -> None:
@@ -110,7 +115,7 @@ def test_a_wait_ends_with_what_the_check_raises() -> None:
 def ghost(run: Field, site: str, sets: list[str]) -> Iterator[None]:
     """A process of a site that asks for a session, gets it, and does not come."""
     job = resolve(load([], sets))
-    presence = Presence(spec_of(job, job.corpus()), Where(site, f"127.0.0.1:{run.port}"), [])
+    presence = Presence(spec_of(job, job.corpus()), Where(site, f"127.0.0.1:{run.port}"), [], places_of(job), Ranks())
     try:
         presence.client.join(30.0)
         near = presence.neighbours

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_runs import flags
+from small_runs import command, flags
 from test_site_runs import environment, fleet
 from test_wan_relay_run import free
 from test_wan_run import check_same, sets_of
@@ -41,9 +41,8 @@ def ranked(text: Path, folder: Path, ranks: Sequence[int], method: str, **more: 
 
 def trained(sets: list[str], n: int, out: Path) -> dict[str, Any]:
     """What `gossamer train` makes of the same."""
-    command = [sys.executable, "-m", "gossamer", "train", *flags(sets), "--workers", str(n), "--out", str(out)]
-    ended = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment()}, timeout=300, check=False)
-    assert ended.returncode == 0, ended.stderr
+    code, said = command("train", *flags(sets), "--workers", str(n), "--out", str(out))
+    assert code == 0, said
     return json.loads((out / "summary.json").read_text())
 
 

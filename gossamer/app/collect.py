@@ -6,11 +6,11 @@ import json
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
-from gossamer.app.folder import RunFolder, write_atomically
+from gossamer.app.folder import JsonLines, RunFolder, write_atomically
 from gossamer.app.job import Job
 from gossamer.app.simulate import write_result
 from gossamer.core.errors import RunFailed
@@ -34,6 +34,25 @@ class Own(Protocol):
 
     def judge(self, tree: Tree) -> float:
         """The validation loss of the parameters of a whole model."""
+
+
+def opened(folder: Path, name: str) -> JsonLines:
+    """One of STREAMS of a rank or a server, to add to."""
+    return JsonLines(folder / name, every=64 if name.startswith("trace") else 1)
+
+
+def of_rank(rank: int, record: dict[str, Any]) -> dict[str, Any] | None:
+    """A record as a rank of a worker keeps it; None: not at all. The first keeps the books; of the others only bytes count."""
+    if not rank:
+        return record
+    return {**record, "rank": rank} if "bytes_sent" in record else None
+
+
+def by_worker(job: Job, record: dict[str, Any]) -> dict[str, Any]:
+    """A record of a program names workers, not their ranks."""
+    if job.ranges and (seat := record.get("waited_for")) is not None:
+        record["waited_for"] = job.ranges.workers[seat]
+    return record
 
 
 def collect(job: Job, group: Group, folder: RunFolder, own: Own, state: State) -> None:

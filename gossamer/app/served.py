@@ -73,24 +73,43 @@ def serve(job: Job, group: Group, mine: Records, corpus: Corpus, folder: RunFold
     Raises:
         RunFailed: the run could not go on.
     """
-    seat, keeps = job.seat(group.me), Keeping(job, group, folder, round0)
-    held = keeps.held if round0 else first_of(seat, master(first_tree(job)))
-    keeps.held = held
-    start_s = keeps.time_s
+    keeps = Keeping(job, group, folder, round0)
     for name in ("metrics.jsonl", "trace.jsonl") if round0 else ():
         mine.folder.cut(name, round0)
     hooks = ServerHooks(job, group, mine, corpus, since=round0)
-    program = keeps.watched(server(seat, held, since=round0))
+    program = keeps.watched(server(job.seat(group.me), keeps.held, since=round0))
+    return to_its_end(job, group, program, hooks, start_s=keeps.time_s, round0=round0, ended=keeps.ended), hooks
+
+
+def to_its_end(
+    job: Job,
+    group: Group,
+    program: Program,
+    hooks: ServerHooks,
+    *,
+    start_s: float,
+    round0: int,
+    ended: Callable[[], None] = lambda: None,
+) -> State:
+    """Runs the program of a server, and what is left to evaluate when it has ended.
+
+    Args:
+        start_s, round0: what its clock shows when it begins, and blocks that all have completed by then.
+        ended: called when the program has ended and all know who is there, before the last evaluations.
+
+    Raises:
+        RunFailed: the run could not go on.
+    """
     try:
         state, _ = run(
             program, NoBody(), hooks, group, start_s=start_s, rounds0=round0, ahead=job.config.run.ahead, servers=servers_of(job)
         )
         group.board.wait(lambda: group.notes.members.settled)
-        keeps.ended()
+        ended()
         hooks.ended()
     finally:
         hooks.close()
-    return state, hooks
+    return state
 
 
 class Keeping:
@@ -103,16 +122,14 @@ class Keeping:
 
     def __init__(self, job: Job, group: Group, folder: RunFolder, round0: int) -> None:
         self._job, self._group, self._folder = job, group, folder.checkpoints
-        self.held: ServerState
         self.time_s = 0.0
-        if round0:
-            self._take_up(round0)
+        self.held = self._take_up(round0) if round0 else first_of(job.seat(group.me), master(first_tree(job)))
         self._begun_s = time.monotonic() - self.time_s
         every, rounds = job.config.checkpoint.every, job.method.rounds
         self._due = iter(range(round0 - round0 % every + every, rounds, every) if every else ())
         self._next = next(self._due, None)
 
-    def _take_up(self, round: int) -> None:
+    def _take_up(self, round: int) -> ServerState:
         """What the checkpoint has; of a server that had died, a beginning from the parameters of its first worker that is there."""
         tiers, me = self._job.method.tiers, self._group.me
         assert tiers is not None
@@ -123,13 +140,14 @@ class Keeping:
 
         if me in there:
             part = part_of(me)
-            self.held = ServerState.unpack(part.state, part.extra)
+            held = ServerState.unpack(part.state, part.extra)
         else:
             part = part_of(min({*tiers.clients(me)} & there.keys() or there))
-            self.held = first_of(self._job.seat(me), master(part.state.x), fresh=False)
+            held = first_of(self._job.seat(me), master(part.state.x), fresh=False)
             if tiers.top in there:
-                self.held.reports = ServerState.unpack(*part_of(tiers.top)[::2]).taken.get(me, 0)
+                held.reports = ServerState.unpack(*part_of(tiers.top)[::2]).taken.get(me, 0)
         self.time_s = float(part.extra["time_s"])
+        return held
 
     def watched(self, program: Program) -> Program:
         """The program, which is looked at whenever it waits for messages."""

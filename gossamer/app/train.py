@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from gossamer.app.absence import part_of
-from gossamer.app.collect import STREAMS, collect
+from gossamer.app.collect import STREAMS, by_worker, collect, of_rank, opened
 from gossamer.app.folder import JsonLines, RunFolder
 from gossamer.app.job import Job
 from gossamer.app.metrics import check_unchanged, evaluation, facts_of
@@ -62,6 +62,10 @@ def check_several_ranks(job: Job) -> None:
             raise BadInput("inner optimizer muon needs whole matrices, which workers of several ranks do not have: use lion or adamw")
 
 
+WORKER_MODULES = ("gossamer.app.train", "transformers.models.llama.modeling_llama")
+"""What every worker loads. Not where there is a GPU: whatever of it looks for one would spoil it for processes that are forked."""
+
+
 def launch_local(job: Job, out: Path, *, resume: bool = False) -> Path:
     """Runs all workers of `job` as processes on this machine, to their common end. Returns the run folder.
 
@@ -91,7 +95,16 @@ def launch_local(job: Job, out: Path, *, resume: bool = False) -> Path:
 
     threads = str(job.config.run.threads_per_worker)
     env = {"OMP_NUM_THREADS": threads}
-    code = launch(processes(job), command, out / "logs", env=env, last_checkpoint=last, survives=job.goes_on, seats=seats_of(job))
+    code = launch(
+        processes(job),
+        command,
+        out / "logs",
+        env=env,
+        last_checkpoint=last,
+        survives=job.goes_on,
+        seats=seats_of(job),
+        modules=WORKER_MODULES if job.device.type == "cpu" else (),
+    )
     if code in (130, 143):
         raise Stopped(f"stopped; last whole checkpoint: {last() or 'none yet'}")
     if code == 2:
@@ -219,14 +232,12 @@ class Mine:
         self._files: dict[str, JsonLines] = {}
 
     def add(self, name: str, record: dict[str, Any]) -> None:
-        """Adds a record to one of STREAMS. Of the ranks of a worker the first keeps the books; of the others only bytes count."""
-        if self._rank:
-            if "bytes_sent" not in record:
-                return
-            record = {**record, "rank": self._rank}
+        """Adds a record to one of STREAMS, if this rank keeps it."""
+        if (kept := of_rank(self._rank, record)) is None:
+            return
         if name not in self._files:
-            self._files[name] = JsonLines(self.folder.path / name, every=64 if name.startswith("trace") else 1)
-        self._files[name].add(record)
+            self._files[name] = opened(self.folder.path, name)
+        self._files[name].add(kept)
 
     def flush(self) -> None:
         """Writes what waits."""
@@ -316,9 +327,7 @@ class NetHooks:
             self._compute_s += record["compute_s"]
             self._asked_s += record["steps"] * (self.job.pace_s(self.worker, record["round"] - 1) or 0.0)
             self._steps += record["steps"]
-        if self.job.ranges and (seat := record.get("waited_for")) is not None:
-            record["waited_for"] = self.job.ranges.workers[seat]
-        self.mine.add("metrics.jsonl", record)
+        self.mine.add("metrics.jsonl", by_worker(self.job, record))
 
     def missed_pace(self) -> str | None:
         """What to say where this worker could not keep the pace that was asked for."""

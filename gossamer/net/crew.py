@@ -134,7 +134,7 @@ class Asked:
                 check()
                 if time.monotonic() - begun_s > limit_s:
                     silent = min(set(range(1, lead.size)) - answers.keys())
-                    lead.gone.setdefault(silent, time.monotonic())
+                    lead.gone.append(silent)
                     raise RankLost(
                         f"rank {silent} of this site has not answered for {limit_s:.0f} s, and the site ends with it: start it again"
                     )
@@ -171,8 +171,8 @@ class Lead(_Together):
         self.size = size
         self.greetings: dict[int, Message] = {}
         """What each rank has said of itself at the start."""
-        self.gone: dict[int, float] = {}
-        """Ranks that are gone, since when."""
+        self.gone: list[int] = []
+        """Ranks that are gone, in the order in which they went."""
         self.fate: Callable[[int], str] = lambda rank: f"rank {rank} of this site is gone, and the site ends with it: see its output"
         self.hear: Callable[[int, Message], None] = lambda rank, message: None
         """Told what a rank says unasked, in a thread of its own."""
@@ -235,7 +235,7 @@ class Lead(_Together):
             RankLost: one is not.
         """
         if self.gone:
-            raise RankLost(self.fate(min(self.gone, key=lambda rank: self.gone[rank])))
+            raise RankLost(self.fate(self.gone[0]))
 
     def end(self, error: BaseException) -> None:
         """What they do now ends here: all others stop."""
@@ -278,7 +278,7 @@ class Lead(_Together):
         if self._over:
             return
         with self.changed:
-            self.gone.setdefault(rank, time.monotonic())
+            self.gone.append(rank)
             self.changed.notify_all()
         why = self.fate(rank)
         if self.board is not None:

@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
+from gossamer.net.fork import Forked, can_fork, fork
 from gossamer.net.start import STORE_ENV, begun_of, marker_of
 from gossamer.real.seats import Seats
 from gossamer.real.signals import handling
@@ -42,7 +43,7 @@ _TAIL_LINES = 12
 class Child:
     """A process that was started."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Forked
     log: Path | None
     """Where its output goes; None: to the launcher's own (worker 0)."""
     log_start_bytes: int = 0
@@ -158,6 +159,7 @@ def launch(
     rounds: bool = True,
     survives: bool = False,
     seats: Seats | None = None,
+    modules: Sequence[str] = (),
 ) -> int:
     """Runs `argv` n times, as workers 0 to n - 1 of one run, to their common end. No process of it is left when this returns.
 
@@ -173,6 +175,7 @@ def launch(
         rounds: False: the workers have no rounds to stop after; Ctrl-C ends them.
         survives: whether the others go on when a worker has failed, once all are connected, unless it was given bad input.
         seats: which of the n processes are ranks of one worker, where some have several; they end together.
+        modules: what all workers load, to be loaded once and forked where that can be (gossamer.net.fork); none: each loads its own.
 
     Returns:
         An exit code: 0 all ended well (or, of those that go on, at least one), 1 a worker failed, 2 a worker was given bad input, 130 or
@@ -184,7 +187,8 @@ def launch(
         try:
             with handling(partial(_pass_on, fleet, say)):
                 for i in range(n):
-                    fleet.children.append(start(i, n, argv, log_dir / f"worker-{i}.log" if i else None, fleet.store, env or {}))
+                    log = log_dir / f"worker-{i}.log" if i else None
+                    fleet.children.append(start(i, n, argv, log, fleet.store, env or {}, modules))
                 if fleet.asked is not None:  # while they were being started
                     fleet.tell(fleet.asked)
                 fleet.watch()
@@ -195,11 +199,17 @@ def launch(
                 child.process.wait()
 
 
-def start(i: Addr, n: int, argv: Sequence[str], log: Path | None, store: Path, env: Mapping[str, str]) -> Child:
-    """Process i of n, which finds the others by `store`. `log`: where its output goes; None: to this process's own."""
+def start(
+    i: Addr, n: int, argv: Sequence[str], log: Path | None, store: Path, env: Mapping[str, str], modules: Sequence[str] = ()
+) -> Child:
+    """Process i of n, which finds the others by `store`. `log`: where its output goes; None: to this process's own. `modules`: see
+    :func:`launch`."""
     ours = {"RANK": i, "LOCAL_RANK": i, "WORLD_SIZE": n, "LOCAL_WORLD_SIZE": n, STORE_ENV: store}
     full = {"OMP_NUM_THREADS": "1", **os.environ, **env, **{k: str(v) for k, v in ours.items()}}
     full.pop("GLOO_SOCKET_IFNAME", None)  # all are on this machine: the loopback interface, whatever is set for other runs
+    if can_fork(argv, modules):
+        start_bytes = log.stat().st_size if log is not None and log.exists() else 0
+        return Child(fork(argv, full, log, modules), log, start_bytes)
     tethered = [sys.executable, "-S", "-E", "-c", _TETHER, str(os.getpid()), *argv] if sys.platform == "linux" else list(argv)
     if log is None:  # a session of its own: Ctrl-C at the terminal reaches the launcher only, which passes it on once
         return Child(subprocess.Popen(tethered, env=full, stdin=subprocess.DEVNULL, start_new_session=True), None)

@@ -96,6 +96,27 @@ def all_here(n: int) -> bool:
     return os.environ.get("LOCAL_WORLD_SIZE") == str(n) and "GLOO_SOCKET_IFNAME" not in os.environ
 
 
+def world_of(size: int, site: str) -> tuple[int, bool]:
+    """(rank, whether all are started) of this process, where torchrun or the first rank has started it; (0, False): neither.
+
+    Raises:
+        BadInput: as many processes were started as the worker has not.
+    """
+    env = os.environ
+    if "RANK" not in env and "WORLD_SIZE" not in env:
+        return 0, False
+    try:
+        rank, n = int(env["RANK"]), int(env["WORLD_SIZE"])
+    except (KeyError, ValueError) as error:
+        raise BadInput(f"RANK and WORLD_SIZE must both be set, to numbers ({error}): start with torchrun, or set neither") from error
+    if n != size:
+        raise BadInput(
+            f"{n} processes were started for site {site} (WORLD_SIZE), whose worker has {size} ranks in the fleet: start {size}, or one "
+            "without RANK and WORLD_SIZE, which starts the others itself"
+        )
+    return rank, True
+
+
 def init(*, start_timeout_s: float = 600.0, survives: bool = False, seats: Seats | None = None, device: str = "cpu") -> Group:
     """Connects this process to the others of its run: one worker per process, or (`seats`) one rank of a worker.
 

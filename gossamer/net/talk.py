@@ -1,16 +1,13 @@
-"""A connection between two ranks of one worker: JSON objects, a line each; and which of the ranks this process is."""
+"""A connection between two ranks of one worker: JSON objects, a line each."""
 
 from __future__ import annotations
 
 import json
-import os
 import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeAlias
-
-from gossamer.core.errors import BadInput
 
 Message: TypeAlias = dict[str, Any]
 _MOST_GREETING_BYTES = 1 << 16
@@ -72,24 +69,3 @@ def first_line(sock: socket.socket) -> bytes:
             raise ValueError("no greeting")
         data += piece
     return bytes(data)
-
-
-def world_of(size: int, site: str) -> tuple[int, bool]:
-    """(rank, whether all are started) of this process, where torchrun or the first rank has started it; (0, False): neither.
-
-    Raises:
-        BadInput: as many processes were started as the worker has not.
-    """
-    env = os.environ
-    if "RANK" not in env and "WORLD_SIZE" not in env:
-        return 0, False
-    try:
-        rank, n = int(env["RANK"]), int(env["WORLD_SIZE"])
-    except (KeyError, ValueError) as error:
-        raise BadInput(f"RANK and WORLD_SIZE must both be set, to numbers ({error}): start with torchrun, or set neither") from error
-    if n != size:
-        raise BadInput(
-            f"{n} processes were started for site {site} (WORLD_SIZE), whose worker has {size} ranks in the fleet: start {size}, or one "
-            "without RANK and WORLD_SIZE, which starts the others itself"
-        )
-    return rank, True

@@ -20,12 +20,12 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 import grpc
 from pydantic import Field, StringConstraints
 
-from gossamer.wan.roster.messages import Record, Refused, Text, pack, unpack
-from gossamer.wan.roster.records import Address, Name
+from gossamer.wan.roster.messages import Name, Record, Refused, Text, pack, unpack
+from gossamer.wan.roster.records import Address
 from gossamer.wan.trust.certificates import Certificate, Identity, site_name
 from gossamer.wan.trust.diagnose import diagnose
 from gossamer.wan.trust.gate import Seen
-from gossamer.wan.trust.terms import host_of
+from gossamer.wan.trust.terms import place_of
 
 SERVICE = "gossamer.Check"
 ANSWER = f"/{SERVICE}/Answer"
@@ -242,7 +242,7 @@ def check_handlers(identify: Callable[[Any], str | None], identity: Identity | N
 
 
 def _dial_back(address: str, caller: _Who, identity: Identity | None) -> Dialled:
-    host, port = host_of(address), int(address.rpartition(":")[2])
+    host, port = place_of(address)
     try:
         found = addresses(host)
     except (OSError, UnicodeError) as error:

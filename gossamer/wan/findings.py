@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from gossamer.wan import dialback as D
-from gossamer.wan.trust.terms import host_of
+from gossamer.wan.trust.terms import place_of
 
 Level = Literal["ok", "warning", "wrong"]
 
@@ -31,7 +31,7 @@ def wrong(what: str, text: str, remedy: str) -> Finding:
 
 def way_to(what: Literal["coordinator", "relay"], address: str) -> Finding:
     """What a new connection to the host:port of a service meets."""
-    host, port = host_of(address), int(address.rpartition(":")[2])
+    host, port = place_of(address)
     try:
         found = D.addresses(host)
     except (OSError, UnicodeError) as error:

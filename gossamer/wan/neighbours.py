@@ -22,10 +22,11 @@ import grpc
 
 from gossamer.core.errors import RunFailed
 from gossamer.wan.deadlines import Timeouts
+from gossamer.wan.links.lines import ended
 from gossamer.wan.links.watch import knock
 from gossamer.wan.loop import in_loop, io_loop, spawn
-from gossamer.wan.roster.messages import Record, Refused, unpack
-from gossamer.wan.roster.records import Boot, Member, Name, Roster
+from gossamer.wan.roster.messages import Name, Record, Refused, unpack
+from gossamer.wan.roster.records import Boot, Member, Roster
 from gossamer.wan.trust.doors import QUIET, Doors
 from gossamer.wan.trust.terms import Distrusted
 
@@ -134,7 +135,7 @@ class Neighbours:
         assert member.card.address is not None
         key = (member.site, member.card.address)
         found = self._channels.get(key)
-        if found is None or getattr(found, "ended", None) is not None:  # its certificate was not good any more; it may have another
+        if found is None or ended(found):  # its certificate was not good any more; it may have another
             found = self._channels[key] = self._doors.channel(*key, tuple(QUIET))
         return found
 

@@ -18,8 +18,8 @@ import grpc
 from pydantic import Field
 
 from gossamer.core.errors import RunFailed
-from gossamer.wan.roster.messages import Record, unpack
-from gossamer.wan.roster.records import Count, Hash, Round
+from gossamer.wan.roster.messages import Hash, Record, Round, unpack
+from gossamer.wan.roster.records import Count
 
 log = logging.getLogger(__name__)
 

@@ -69,11 +69,6 @@ def programs(seats: Sequence[Seat], states: Sequence[State]) -> list[Program]:
     return clients + [server(seat, first_of(seat, master(x))) for seat in servers]
 
 
-def program_of(seat: Seat, state: State) -> Program:
-    """The program of one seat of a method with servers, from the start. `state`: before the first round; of a server only x counts."""
-    return client(seat, state) if seat.me < seat.method.n else server(seat, first_of(seat, state.x))
-
-
 def first_of(seat: Seat, x: Tree, *, fresh: bool = True) -> ServerState:
     """What the server of this seat begins with. `x` becomes its own. `fresh`: the run begins, so that all begin with this x."""
     tiers, top = _tiers(seat), seat.me == _tiers(seat).top
@@ -161,7 +156,7 @@ def local_server(seat: Seat, held: ServerState, blocks: dict[int, int]) -> Progr
     """
     tiers, rounds = _tiers(seat), seat.method.rounds
     rule, top, x, merged = tiers.local_rule, tiers.top, held.x, held.merged
-    start = digest(x)
+    start = digest(x) if held.fresh else 0
     waiting = stopped = False
     while blocks or waiting:
         frm, packet = yield RecvAny(TO_SERVER, (*blocks, top), seat.whole_bytes)
@@ -218,7 +213,7 @@ def global_server(seat: Seat, held: ServerState, clients: Sequence[int]) -> Prog
     tiers = _tiers(seat)
     rule, x = tiers.top_rule, held.x
     rounds: dict[int, int | None] = dict.fromkeys(clients)
-    start = digest(x)
+    start = digest(x) if held.fresh else 0
     yield Boundary(held.reports, State(x=x, round=held.reports))
     while rounds:
         frm, packet = yield RecvAny(TO_SERVER, tuple(rounds), seat.whole_bytes)

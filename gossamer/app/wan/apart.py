@@ -14,11 +14,11 @@ class Missing:
     """Who of a run is gone, in words: each loss is said once, and so is each return.
 
     Args:
-        name: of a seat's site.
+        called: what the site of a seat is called.
     """
 
-    def __init__(self, say: Callable[[str], None], name: Callable[[int], str | None]) -> None:
-        self._say, self._name = say, name
+    def __init__(self, say: Callable[[str], None], called: Callable[[int], str]) -> None:
+        self._say, self._called = say, called
         self._gone: set[int] = set()
         self._members: frozenset[int] = frozenset()
 
@@ -26,17 +26,17 @@ class Missing:
         """A site is gone. `then`: what the others do."""
         if seat not in self._gone:
             self._gone.add(seat)
-            self._say(f"site {self._name(seat) or f'at seat {seat}'} is gone ({why}): {then}")
+            self._say(f"{self._called(seat)} is gone ({why}): {then}")
 
     def met(self, members: Iterable[int]) -> None:
         """These have met in a session."""
         before, self._members = self._members, frozenset(members)
         for seat in sorted(self._members & self._gone):
             self._gone.discard(seat)
-            self._say(f"site {self._name(seat) or f'at seat {seat}'} is back")
+            self._say(f"{self._called(seat)} is back")
         for seat in sorted(before - self._members - self._gone):
             self._gone.add(seat)
-            self._say(f"site {self._name(seat) or f'at seat {seat}'} has left")
+            self._say(f"{self._called(seat)} has left")
 
 
 class Apart:
@@ -48,7 +48,7 @@ class Apart:
     Args:
         name: of a seat's site.
         missing: told of each loss when it is noticed.
-        places: the ranks of all sites, as the group numbers them; None: each has one.
+        places: the ranks of all sites, as the group numbers them.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Apart:
         group: Group,
         name: Callable[[int], str | None],
         missing: Missing,
-        places: Ranges | None = None,
+        places: Ranges,
     ) -> None:
         self._spec, self._neighbours, self._group, self._name, self._missing = spec, neighbours, group, name, missing
         self._places = places
@@ -80,7 +80,7 @@ class Apart:
 
     def _seats(self, numbers: Iterable[int]) -> set[int]:
         """Of the sites; beyond these are servers, which are in the processes of sites."""
-        return set(numbers) if self._places is None else {self._places.workers[j] for j in numbers if j < self._places.n}
+        return {self._places.workers[j] for j in numbers if j < self._places.n}
 
     def why(self) -> str:
         """Why the session must end for this site, in words; empty: it goes on. To be asked at each boundary."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from gossamer.app.collect import STREAMS, everybody, merge
 from gossamer.app.folder import RunFolder
@@ -54,7 +54,8 @@ def conclude(
         made()
         return (folder.path / "summary.json").read_text()
 
-    summary = finish(job, group, hooks, state, write)
+    servers = [j for j in servers_of(job) if j not in group.members]  # those that are there speak for themselves
+    summary = finish(job, group, {name: hooks.own(name, servers) for name in STREAMS}, state, write)
     if not mine:
         for name in STREAMS:
             merge(folder, name, [hooks.own(name, servers_of(job))])
@@ -63,21 +64,24 @@ def conclude(
 
 
 def finish(
-    job: Job, group: Group, hooks: SiteHooks, state: State, conclude: Callable[[dict[int, Tree], list[dict[str, bytes]]], str]
+    job: Job,
+    group: Group,
+    own: Mapping[str, bytes],
+    state: State,
+    conclude: Callable[[dict[int, Tree], list[dict[str, bytes]]], str],
 ) -> str:
-    """The end: everybody's records and parameters at the lowest living site, which makes the summary of them (`conclude`) and tells it.
+    """The end: everybody's records (`own`) and parameters at the lowest living site, which makes the summary of them (`conclude`) and tells
+    it. Of servers the global one hands over the model.
 
     Returns:
-        The summary.
+        The summary; empty: only servers are left, which make none.
 
     Raises:
         RunFailed: a site is gone (synchronous methods: the others do this again, in a session without it).
     """
-    servers = [j for j in servers_of(job) if j not in group.members]  # those that are there speak for themselves
-    own = {name: hooks.own(name, servers) for name in STREAMS}
     attempt = 0
-    while True:
-        to, done = group.living[0], f"summary/{attempt}"
+    while (to := group.living[0]) not in servers_of(job):
+        done = f"summary/{attempt}"
         told = {name: group.gather_bytes(own[name], to) for name in STREAMS}
         found = everybody(job, group, state, to)
         if found is not None:
@@ -93,3 +97,4 @@ def finish(
         if said is not None:
             return said[0]
         attempt += 1
+    return ""

@@ -28,8 +28,6 @@ class SiteFolder(RunFolder):
         self._job, self._corpus, self._mine = job, corpus, {"site": site, "run": run}
         self.seat: int | None = None
         """That the site had; None: not known."""
-        if path.exists() and not path.is_dir():
-            raise BadInput(f"the run folder {path} is a file: choose another with --out")
         self.there = (path / "config.toml").is_file()
         """Whether it is made."""
         if not self.there:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from gossamer.app.progress import Progress
 from gossamer.app.served import Passing, seats_of, servers_of
 from gossamer.app.wan.hooks import SiteHooks
 from gossamer.app.wan.places import places_of
+from gossamer.app.wan.spec import link_settings
 from gossamer.app.wan.state import Snapshot, advance, give, part_of_mark, read, take
 from gossamer.core.errors import RunFailed
 from gossamer.core.tree import Tree, layout_hash, master
@@ -27,9 +29,11 @@ from gossamer.train.data import Corpus
 from gossamer.train.recut import Place
 from gossamer.train.resuming import Resuming
 from gossamer.wan.deadlines import Timeouts
+from gossamer.wan.links.listening import Port
 from gossamer.wan.links.wire import Links
 from gossamer.wan.roster.records import Report, Session
 from gossamer.wan.state_service import StateAsk
+from gossamer.wan.trust.access import Access
 from gossamer.worker.peer import peer
 from gossamer.worker.ranks import among_ranks
 from gossamer.worker.regroup import regroup
@@ -60,7 +64,7 @@ class Holding:
         progress: Callable[[Snapshot], Progress],
         on_round: Callable[[Report], bool],
     ) -> None:
-        self.job, self.me, self.site, self.folder = job, me, site, folder
+        self.job, self.me, self.folder = job, me, folder
         self.place = Place(site.rank, site.size)
         self.number = me if job.ranges is None else job.ranges.seats(me)[site.rank]
         """Among all ranks of all sites, as the groups count."""
@@ -69,12 +73,12 @@ class Holding:
         self.body = job.body(me, corpus, job.pace_s(me), among)
         self.resuming = Resuming(self.body)
         if found is None:
-            held = Snapshot.of(job.first_state(me, master(self.body.tree), self.seat), self.body, 0.0, 0)
+            held = Snapshot(job.first_state(me, master(self.body.tree), self.seat), self.body.state(), 0.0, 0)
         else:
             held = read(folder.checkpoints, found, me, self.body, self.place)
         self.progress = progress(held)
         self.hooks = SiteHooks(job, folder, corpus, self.progress, me, on_round, number=self.number, ranks=among)
-        self.hooks.held, self.hooks.session, self.hooks.passed = held, held.session, self.resuming.boundary
+        self.hooks.held, self.hooks.passed = held, self.resuming.boundary
         self.hooks.begun_s = time.monotonic() - held.time_s
         self._lock = threading.Lock()
         self._session: Session | None = None
@@ -116,7 +120,7 @@ class Holding:
             self.resuming.begin(None)
             state = advance(self.job, me, session.round, held, self.body)
         elif taken_from is None:
-            state = Snapshot.of(held.state, self.body, 0.0, 0).state
+            state = copy.deepcopy(held.state)
             self.body.load_state(held.body)
             self.resuming.begin(state.local or outset(self.seat, state))
         else:
@@ -125,7 +129,7 @@ class Holding:
             state = take(self.job, me, session.round, taken_from, self.taken, self.body, held, drift, self.place)
         hooks.back_to(session.round, state.tokens)
         held = Snapshot.of(state, self.body, hooks.now_s(), session.number)
-        hooks.held, hooks.before, hooks.session = held, None, session.number
+        hooks.held, hooks.before = held, None
         with self._lock:
             forget()
             given = len(session.donors) < len(session.members) and me in session.donors
@@ -142,7 +146,7 @@ class Holding:
     def into(self, group: Group, check: Callable[[], None]) -> None:
         """The program runs over this group next. `check` raises where it cannot go on."""
         self.body.between_steps = check  # whoever is gone, nobody works on for nothing
-        self.hooks.ask_stop, self.hooks.last_round = group.ask_stop, lambda: group.last_round
+        self.hooks.ask_stop = group.ask_stop
 
     def run(self, session: Session, group: Group, state: State, on_signal: Callable[[int], None]) -> State:
         """Runs the program, to the end of the run or of the session."""
@@ -163,6 +167,14 @@ class Holding:
             return None
         path = give(self.folder.path / "given" / f"{ask.session}-{int(ask.inner)}", self.me, held, ask.inner, self.place)
         return held.state.round, path
+
+
+def links_of(job: Job, number: int, run: str, session: Session, port: Port, access: Access, timeouts: Timeouts) -> Links:
+    """Connections of a rank or a server in a session."""
+    return Links(
+        number, places_of(job).n + job.servers, f"{run}/{session.key}", port=port, settings=link_settings(job, timeouts),
+        terms={"session": session.key}, access=access,
+    )  # fmt: skip
 
 
 def meet(

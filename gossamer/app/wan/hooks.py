@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gossamer.app.collect import STREAMS
+from gossamer.app.collect import STREAMS, by_worker, of_rank, opened
 from gossamer.app.folder import JsonLines, RunFolder
 from gossamer.app.job import Job
 from gossamer.app.metrics import evaluation
@@ -33,8 +33,8 @@ class SiteHooks:
 
     Args:
         on_round: told what a site reports of itself, after each round; True: a stop at a common boundary is wanted.
-        number: of this rank among all ranks of all sites; None: `me`.
-        ranks: this rank among those of its site, where there are several.
+        number: of this rank among all ranks of all sites.
+        ranks: this rank among those of its site; None: it is the only one.
     """
 
     def __init__(
@@ -46,18 +46,15 @@ class SiteHooks:
         me: int,
         on_round: Callable[[Report], bool],
         *,
-        number: int | None = None,
-        ranks: Gated | None = None,
+        number: int,
+        ranks: Gated | None,
     ) -> None:
-        self.job, self.folder, self.progress, self.me = job, folder, progress, me
-        self.number = me if number is None else number
+        self.job, self.folder, self.progress, self.me, self.number = job, folder, progress, me, number
         self.place = ALONE if ranks is None else Place(ranks.rank, ranks.size)
         self.held: Snapshot | None = None
         """The last boundary."""
         self.before: Snapshot | None = None
         """Of a site of several ranks: the one before, as long as another rank may not have come to the last."""
-        self.session = 0
-        self.last_round: Callable[[], int | None] = lambda: None
         self.ask_stop: Callable[[], None] = lambda: None
         self.begun_s = time.monotonic()
         """When this process's clock of the run showed 0."""
@@ -87,18 +84,16 @@ class SiteHooks:
         return path
 
     def add(self, name: str, record: dict[str, Any]) -> None:
-        """Adds a record to one of STREAMS. Of several ranks the first keeps the books; of the others only bytes count."""
-        if self.place.rank:
-            if "bytes_sent" not in record:
-                return
-            record = {**record, "rank": self.place.rank}
-        self._write(name, record)
+        """Adds a record to one of STREAMS, if this rank keeps it."""
+        if (kept := of_rank(self.place.rank, record)) is None:
+            return
+        self._write(name, kept)
         if name == "metrics.jsonl":
-            self.told(record)
+            self.told(kept)
 
     def _write(self, name: str, record: dict[str, Any]) -> None:
         if name not in self._files:
-            self._files[name] = JsonLines(self.records / name, every=64 if name.startswith("trace") else 1)
+            self._files[name] = opened(self.records, name)
         try:
             self._files[name].add(record)
             self._full = False
@@ -148,7 +143,7 @@ class SiteHooks:
         return (self._judge if self._ranks is None else self.job.judge(self._corpus))(tree)
 
     def boundary(self, seat: int, round: int, time_s: float, state: State, body: Body | None) -> Go | Stop:
-        assert body is not None
+        assert body is not None and self.held is not None
         if self.passing is not None:
             self.passing.completed(round, time_s)
             self._loss = self.passing.loss
@@ -158,7 +153,7 @@ class SiteHooks:
             self._loss = self._judge(state.x)
             self.add("metrics.jsonl", evaluation(round, self.me, state.tokens, time_s, self._loss))
         self.before = self.held if self._ranks is not None else None
-        self.held = Snapshot.of(state, body, time_s, self.session)
+        self.held = Snapshot.of(state, body, time_s, self.held.session)
         self.passed()
         if self._due(self.job.config.checkpoint.every, round):
             self.save()
@@ -228,9 +223,7 @@ class SiteHooks:
             self._bytes[1] += record["bytes_received"]
             if record["bytes_sent"] or record["bytes_received"]:
                 self._exchanged_s = time.monotonic()
-        if self.job.ranges and (seat := record.get("waited_for")) is not None:
-            record["waited_for"] = self.job.ranges.workers[seat]
-        self.add("metrics.jsonl", record)
+        self.add("metrics.jsonl", by_worker(self.job, record))
 
     def span(self, seat: int, kind: TraceKind, start_s: float, end_s: float, round: int) -> None:
         self.add("trace.jsonl", {"worker": self.me, "kind": kind, "start_s": start_s, "end_s": end_s, "round": round + 1})

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gossamer.app.collect import STREAMS, everybody
+from gossamer.app.collect import STREAMS
 from gossamer.app.folder import JsonLines, RunFolder
 from gossamer.app.job import Job
-from gossamer.app.served import NoBody, ServerHooks, seats_of, servers_of
+from gossamer.app.served import ServerHooks, seats_of, to_its_end
+from gossamer.app.wan.end import finish
 from gossamer.app.wan.holding import compare, meet
 from gossamer.app.wan.presence import Presence
 from gossamer.core.errors import RunFailed
-from gossamer.real.driver import run
 from gossamer.real.group import Group
 from gossamer.real.site import Alone
 from gossamer.train.data import Corpus
@@ -121,19 +120,10 @@ class Host:
         records = _Records(site.folder, self.seat, session.round, site.say)
         hooks = ServerHooks(job, group, records, site.corpus, session.members, session.round)
         program = server(job.seat(self.seat), self.held.state, since=session.round, there=self._members)
-        try:
-            state, _ = run(
-                _resting(program, self.rests), NoBody(), hooks, group, start_s=self.start_s,
-                rounds0=session.round, ahead=job.config.run.ahead,
-                servers=servers_of(job),
-            )  # fmt: skip
-            group.board.wait(lambda: group.notes.members.settled)
-            hooks.ended()
-        finally:
-            hooks.close()
+        state = to_its_end(job, group, _resting(program, self.rests), hooks, start_s=self.start_s, round0=session.round)
         last = group.last_round
         if last is None or last >= job.method.rounds:
-            attend(job, group, state, {name: (records.folder.path / name).read_bytes() for name in STREAMS})
+            finish(job, group, {name: (records.folder.path / name).read_bytes() for name in STREAMS}, state, lambda trees, streams: "")
         with suppress(RunFailed):
             group.close()
 
@@ -146,22 +136,6 @@ class Host:
         if self.links is not None and self._group is None:
             self.links.close()
         self.thread.join(_JOIN_S)
-
-
-def attend(job: Job, group: Group, state: State, records: Mapping[str, bytes]) -> None:
-    """A server's part in the end of a run (`gossamer.app.wan.end.finish`): the global one hands over the model."""
-    attempt = 0
-    while (to := group.living[0]) < job.n:
-        done = f"summary/{attempt}"
-        for name in STREAMS:
-            group.gather_bytes(records[name], to)
-        everybody(job, group, state, to)
-        while (said := group.posted([done])) is None and group.living[0] == to:
-            group.board.check()
-            time.sleep(_POLL_S)
-        if said is not None:
-            return
-        attempt += 1
 
 
 @contextmanager

@@ -56,7 +56,7 @@ class Meeting:
 
     Args:
         look: raises what is to end the wait, such as a signal.
-        places: the ranks of all sites, as the links number them; None: all have one.
+        places: the ranks of all sites, as the links number them.
         ranks: those of this site.
     """
 
@@ -67,14 +67,14 @@ class Meeting:
         sessions: Sessions,
         links: Links,
         look: Callable[[], None],
-        places: Ranges | None = None,
-        ranks: Ranks | None = None,
+        places: Ranges,
+        ranks: Ranks,
     ) -> None:
         self._session, self._presence, self._sessions, self._links, self._look = session, presence, sessions, links, look
         roster = presence.client.roster
         self._doubt_s = time.monotonic() + _DOUBT_S
-        self._ranks = ranks or Ranks()
-        self._seats = {j: (j,) if places is None else tuple(places.seats(j)) for j in session.members}
+        self._ranks = ranks
+        self._seats = {j: tuple(places.seats(j)) for j in session.members}
         self._boots = {j: m.boot for j in session.members if links.me not in self._seats[j] and (m := roster.at(j)) is not None}
 
     def group(self, job: Job, corpus: Corpus, hosting: Hosting | None = None, was: int = 0) -> Group:
@@ -118,11 +118,9 @@ class Meeting:
 
     def _called(self, number: int) -> str:
         """Of the board's messages."""
-        if number in self._presence.hosts:
-            return self._presence.called(number)
         seat = next((j for j, seats in self._seats.items() if number in seats), number)
         rank = f", rank {self._seats[seat].index(number)}" if len(self._seats.get(seat, ())) > 1 else ""
-        return f"site {self._presence.name_of(seat) or f'at seat {seat}'}{rank}"
+        return f"{self._presence.called(seat)}{rank}"
 
     def check(self) -> None:
         """Whether there is still something to wait for.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,7 +31,7 @@ from gossamer.wan.trust.diagnose import speaks_tls
 from gossamer.wan.trust.dial import Dial
 from gossamer.wan.trust.doors import Anybody
 from gossamer.wan.trust.guard import AioGuard
-from gossamer.wan.trust.terms import Distrusted, Party, Terms, check_plain
+from gossamer.wan.trust.terms import NAME, Distrusted, Party, Terms, check_plain
 from gossamer.wan.trust.vigil import Vigil
 
 T = TypeVar("T")
@@ -92,7 +91,7 @@ def _relay(address: str, site: str, mine: Identity | None, identity: Path | None
     check_address("--relay", address)
     if (finding := way_to("relay", address)).level == "wrong":
         return finding
-    client = RelayClient(Dial(_party(_NOBODY, known), site, address, None, mine), local=None)
+    client = RelayClient(Dial(party(_NOBODY, known), site, address, None, mine), local=None)
     try:
         client.wait(15.0)
     except RunFailed as error:
@@ -103,7 +102,8 @@ def _relay(address: str, site: str, mine: Identity | None, identity: Path | None
     return Finding("ok", "relay", f"{address} lets this site stand")
 
 
-def _party(run: str, secret: bytes) -> Party:
+def party(run: str, secret: bytes) -> Party:
+    """Of a run, for whoever is no site of it: anybody who knows the secret may call."""
     return Party(Terms(run, secret, None, None), Anybody())
 
 
@@ -113,7 +113,7 @@ def _channel(address: str, site: str, mine: Identity | None, identity: Path | No
     if known is None:
         check_plain(address)
         return plain(address)
-    return Dial(_party(run, known), site, address, None, mine).channel
+    return Dial(party(run, known), site, address, None, mine).channel
 
 
 # ---- runs
@@ -149,7 +149,7 @@ def forget(coordinator: str, run: str, *, site: str | None, identity: Path | Non
         RunFailed: there is no such run or site, it is there, or the coordinator does not answer.
     """
     for what, name in (("RUN", run), ("--site", site)):
-        if name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
+        if name is not None and not NAME.fullmatch(name):
             raise BadInput(f"{what} {name!r}: expected the id of a {'run' if what == 'RUN' else 'site'}, as gossamer wan status shows it")
     mine = identity_of(identity)
     channel = _channel(coordinator, mine.site if mine else "status", mine, identity, secret)
@@ -191,7 +191,7 @@ def relay(
     name = mine.site if mine else "relay"
     set_up_logs(log_format, site=name, run="-")
     whole = known
-    guard = AioGuard(name, lambda run: _party(run, whole), mine)
+    guard = AioGuard(name, lambda run: party(run, whole), mine)
     server = RelayServer(bind, guard, RelaySettings(most_mbps=most_mbps))
     page = None
     over = threading.Event()
@@ -243,7 +243,7 @@ class SiteOps:
         BadInput: the page's address cannot be bound.
     """
 
-    def __init__(self, site: str, run: str, metrics: str | None, place: LogPlace | None) -> None:
+    def __init__(self, site: str, run: str, metrics: str | None, place: LogPlace) -> None:
         self._place = place
         self._traffic: Callable[[], Mapping[str, Any]] = dict
         self._page = None
@@ -256,16 +256,14 @@ class SiteOps:
     def session(self, session: Session, why: str, traffic: Callable[[], Mapping[str, Any]]) -> None:
         """A session has been entered. `traffic`: of its connections, by the names of the peers."""
         self._traffic = traffic
-        if self._place is not None:
-            self._place.session, self._place.round = session.number, session.round
+        self._place.session, self._place.round = session.number, session.round
         if self._page is not None:
             self._page.session(session.number, session.generation, len(session.members), why)
 
     def note(self, record: Mapping[str, Any]) -> None:
         """A record of the site (docs/run-folder.md)."""
         if record["kind"] == "round":
-            if self._place is not None:
-                self._place.round = record["round"]
+            self._place.round = record["round"]
             if self._page is not None:
                 self._page.round_done(record["round"], loss=record["loss"], tokens=record["tokens"], seconds=record)
         elif record["kind"] == "eval" and self._page is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from gossamer.app.job import Job
 from gossamer.core.errors import BadInput, RunFailed
@@ -11,11 +11,10 @@ from gossamer.wan.links.link import Traffic
 from gossamer.wan.relay.client import RelayClient, peer_of
 from gossamer.wan.roster.records import Card, Roster
 from gossamer.wan.trust.access import Peer
-from gossamer.wan.trust.terms import host_of, is_loopback
+from gossamer.wan.trust.terms import MOST_PORT, host_of, is_loopback, joined
 
 ANY = ("0.0.0.0", "::", "")
 """Hosts that are all addresses of a machine."""
-_MOST_PORT = 65535
 
 
 def places_of(job: Job) -> Ranges:
@@ -55,8 +54,8 @@ def shifted(address: str | None, rank: int) -> str | None:
     if address is None:
         return None
     host, _, port = address.rpartition(":")
-    if not port.isdecimal() or int(port) + rank > _MOST_PORT:
-        raise BadInput(f"{address}: expected host:port, with a port that leaves room for those of rank {rank} (at most {_MOST_PORT})")
+    if not port.isdecimal() or int(port) + rank > MOST_PORT:
+        raise BadInput(f"{address}: expected host:port, with a port that leaves room for those of rank {rank} (at most {MOST_PORT})")
     return f"{host}:{int(port) + rank if int(port) else 0}"
 
 
@@ -79,7 +78,7 @@ def inner_address(bind: str, port: int | None, address: str | None, local: bool)
         return address
     if not host or (is_loopback(host) and not local):
         raise BadInput("the ranks of a site are on several machines and do not reach each other: give --bind and --advertise to each")
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return joined(host, port)
 
 
 def address_of(card: Card, rank: int, site: str) -> str | None:
@@ -98,14 +97,20 @@ def address_of(card: Card, rank: int, site: str) -> str | None:
 
 
 def by_site(
-    traffic: Mapping[int, Traffic], places: Ranges, names: Mapping[int, str], hosts: Mapping[int, int] | None = None
+    traffics: Iterable[Mapping[int, Traffic]], places: Ranges, names: Mapping[int, str], hosts: Mapping[int, int] | None = None
 ) -> dict[str, Traffic]:
-    """Traffic of a rank with all ranks of each site together, by the names of the sites. `hosts`: servers, and at which site they are."""
+    """Traffic of a rank, and of servers beside it, with all that is at each site together, by the names of the sites.
+
+    Args:
+        traffics: of each of them, by the number of the other end.
+        hosts: servers, and at which site they are.
+    """
     found: dict[str, Traffic] = {}
-    for number, one in sorted(traffic.items()):
-        worker = places.workers[number] if number < places.n else (hosts or {}).get(number, number)
-        name = names.get(worker, str(worker))
-        found[name] = one if name not in found else found[name] + one
+    for traffic in traffics:
+        for number, one in sorted(traffic.items()):
+            worker = places.workers[number] if number < places.n else (hosts or {}).get(number, number)
+            name = names.get(worker, str(worker))
+            found[name] = one if name not in found else found[name] + one
     return found
 
 

@@ -110,7 +110,7 @@ class Presence:
 
     Args:
         handlers: what else this site serves at its port.
-        places: the ranks of all sites; None: each has one.
+        places: the ranks of all sites.
         ranks: those of this site.
         on_out: told why this site cannot go on, in a thread of its own.
 
@@ -123,11 +123,10 @@ class Presence:
         spec: Spec,
         where: Where,
         handlers: Sequence[Any],
-        places: Ranges | None = None,
-        ranks: Ranks | None = None,
+        places: Ranges,
+        ranks: Ranks,
         on_out: Callable[[RunFailed], None] = lambda error: None,
     ) -> None:
-        places, ranks = places or Ranges((1,) * spec.seats, {}), ranks or Ranks()
         for option, address in (("--coordinator", where.coordinator), ("--relay", where.relay), ("--advertise", where.advertise)):
             if address is not None:
                 check_address(option, address)
@@ -137,12 +136,11 @@ class Presence:
         self._me, self._places = where.site, places
         self._client: CoordinatorClient | None = None
         self._relay: RelayClient | None = None
-        party = None if secret is None else Party(terms_of(spec, secret), RosterOf(self.roster))
+        party = None if secret is None else Party(terms_of(spec, secret), RosterOf(self._told))
         self.doors = Doors(where.site, party, identity)
         channel = self.doors.coordinator(where.coordinator)
         if where.relay is not None and secret is None:
             raise BadInput(f"--relay {where.relay}: a relay wants the run secret: give --secret FILE, and --identity DIR off this machine")
-        check_relay(where, ranks.size)
         bind = bind_of(where, ranks.size)
         self.hosts: dict[int, int] = {}
         """Where servers are: their seat -> that of the site. Those of the session that is being met, once that is agreed on."""
@@ -286,10 +284,14 @@ class Presence:
 
     def roster(self) -> Roster | None:
         """The latest, with addresses of the relay for those that can be reached only there."""
+        found = self._told()
+        return found if found is None or self._relay is None else relayed(found, self._me, self._relay)
+
+    def _told(self) -> Roster | None:
+        """The latest; None: this site has not joined yet."""
         client = self._client
         try:
-            found = None if client is None else client.roster
-            return found if found is None or self._relay is None else relayed(found, self._me, self._relay)
+            return None if client is None else client.roster
         except RunFailed:
             return None
 
@@ -299,7 +301,7 @@ class Presence:
 
     def name_of(self, seat: int) -> str | None:
         """The site of a seat."""
-        roster = self.roster()
+        roster = self._told()
         member = None if roster is None else roster.at(seat)
         return None if member is None else member.site
 

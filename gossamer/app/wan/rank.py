@@ -8,16 +8,17 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from gossamer.app.collect import STREAMS
 from gossamer.app.folder import RunFolder
 from gossamer.app.job import Job
 from gossamer.app.progress import Progress
 from gossamer.app.wan.end import finish
-from gossamer.app.wan.holding import Holding, compare, meet, part
+from gossamer.app.wan.holding import Holding, compare, links_of, meet, part
 from gossamer.app.wan.logs import note
 from gossamer.app.wan.places import inner_address, peers_of, places_of, shifted
 from gossamer.app.wan.presence import Where, address_at, bind_of, check_relay, missing
 from gossamer.app.wan.ranks import started_store, torch_site
-from gossamer.app.wan.spec import RosterOf, identity_of, link_settings, secret_of, spec_of, terms_of
+from gossamer.app.wan.spec import RosterOf, identity_of, secret_of, spec_of, terms_of
 from gossamer.app.wan.state import Snapshot, part_of_mark
 from gossamer.core.errors import BadInput, RunFailed
 from gossamer.net.crew import Follow
@@ -143,11 +144,7 @@ class RankRun:
             )
         self._heard(order["roster"])
         crew.begin(order["epoch"])
-        links = Links(
-            holding.number, self.places.n, f"{self.spec.run}/{session.key}", port=self.port,
-            settings=link_settings(self.job, self.timeouts),
-            terms={"session": session.key}, access=self.access,
-        )  # fmt: skip
+        links = links_of(self.job, holding.number, self.spec.run, session, self.port, self.access, self.timeouts)
         group: Group | None = None
         parted = False
         try:
@@ -213,7 +210,7 @@ class RankRun:
         """The end of the run: the records and the parameters of this rank go to whoever makes the summary."""
         hooks = holding.hooks
         hooks.close()
-        finish(self.job, group, hooks, state, _never)
+        finish(self.job, group, {name: hooks.own(name) for name in STREAMS}, state, _never)
 
     def close(self) -> None:
         """Closes all connections."""

@@ -20,7 +20,7 @@ import torch
 from gossamer.app.job import Job
 from gossamer.app.wan.holding import Holding
 from gossamer.app.wan.logs import note
-from gossamer.app.wan.places import inner_address, ranks_of
+from gossamer.app.wan.places import inner_address
 from gossamer.app.wan.state import have_of, mark_of
 from gossamer.core.errors import RunFailed
 from gossamer.net.crew import Asked, Lead
@@ -29,7 +29,7 @@ from gossamer.net.gloo import c10d
 from gossamer.net.others import Others, this_program
 from gossamer.net.site import TorchSite
 from gossamer.net.start import all_here, common_store
-from gossamer.net.talk import Message, world_of
+from gossamer.net.talk import Message
 from gossamer.real.board import Board
 from gossamer.real.site import Alone
 from gossamer.wan.roster.records import Have, Roster, Session
@@ -57,10 +57,9 @@ class Ranks:
         """Told of signals that another rank was given."""
         self._lead, self._others = lead, others
         self._holding: Holding
-        self._epoch = 0
         self._bytes: dict[int, list[int]] = {}
         self._saved: dict[int, dict[int, str]] = {}
-        self._saves = threading.Condition()
+        self._saves = threading.Lock()
         self._doing: Asked | None = None  # what they do of the session that is opened
         self._over = threading.Event()
 
@@ -92,15 +91,16 @@ class Ranks:
     # ---- start
 
     @classmethod
-    def of(cls, job: Job, site: str, command: Sequence[str], logs: Path) -> Ranks:
-        """Those of a site, all come: started here by `command`, with their output in `logs`, or by torchrun.
+    def of(cls, job: Job, size: int, started: bool, command: Sequence[str], logs: Path) -> Ranks:
+        """Those of a site, all come.
+
+        Args:
+            size: how many it has.
+            started: torchrun has started them all; otherwise they are here, by `command`, with their output in `logs`.
 
         Raises:
-            BadInput: as many were started as the site has not.
             RunFailed: some did not come.
         """
-        size = ranks_of(job, site)
-        _, started = world_of(size, site)
         if size == 1:
             return cls()
         others = None if started else Others(size, this_program(*command), logs)
@@ -175,10 +175,9 @@ class Ranks:
     def open(self, session: Session, roster: Roster, inner: Sequence[str]) -> None:
         """The others connect to the ranks of other sites, as this one does meanwhile."""
         if self._lead is not None:
-            self._epoch += 1
-            self._lead.begin(self._epoch)
+            self._lead.begin(self._lead.epoch + 1)
             order = {"do": "session", "session": session.model_dump_json(), "roster": roster.model_dump_json(), "inner": list(inner)}
-            self._doing = self._lead.ask(order | {"epoch": self._epoch})
+            self._doing = self._lead.ask(order | {"epoch": self._lead.epoch})
 
     def connected(self, lost: Callable[[int], None], check: Callable[[], None]) -> None:
         """They have connections.

@@ -16,7 +16,7 @@ from gossamer.app.folder import LOGS, default_path
 from gossamer.app.job import Job, resolve
 from gossamer.app.wan.folder import SiteFolder
 from gossamer.app.wan.logs import Format, LogPlace, set_up_logs
-from gossamer.app.wan.ops import watched
+from gossamer.app.wan.ops import party, watched
 from gossamer.app.wan.places import ranks_of
 from gossamer.app.wan.presence import Where, check_relay
 from gossamer.app.wan.rank import RankRun
@@ -24,15 +24,13 @@ from gossamer.app.wan.ranks import Ranks
 from gossamer.app.wan.site import Leaving, SiteRun
 from gossamer.app.wan.spec import identity_of, run_name, secret_of, spec_of
 from gossamer.core.errors import BadInput
-from gossamer.net.talk import world_of
+from gossamer.net.start import world_of
 from gossamer.real.signals import handling
 from gossamer.wan.dialback import check_handlers
 from gossamer.wan.metrics import CoordinatorMetrics
 from gossamer.wan.relay.server import RelayServer
 from gossamer.wan.roster.service import CoordinatorServer
-from gossamer.wan.trust.doors import Anybody
 from gossamer.wan.trust.guard import AioGuard, Guard, caller_of, ended_of
-from gossamer.wan.trust.terms import Party, Terms
 
 
 def coordinator(
@@ -60,7 +58,7 @@ def coordinator(
         whole = known
         me = mine.site if mine else "coordinator"
         set_up_logs(log_format, site=me, run="-")
-        find = lambda run: Party(Terms(run, whole, None, None), Anybody())  # noqa: E731
+        find = lambda run: party(run, whole)  # noqa: E731
         guard = Guard(me, find, mine)
         name = lambda context: caller_of(context).site  # noqa: E731
         services = [check_handlers(name, mine)]
@@ -93,12 +91,13 @@ def join(configs: Sequence[Path], sets: Sequence[str], where: Where, *, out: Pat
     place.run = run_name(job)
     path = out or (Path(job.config.run.out) if job.config.run.out else default_path(f"{job.title}-{where.site}"))
     size = ranks_of(job, where.site)
-    rank, _ = world_of(size, where.site)
+    rank, started = world_of(size, where.site)
     if rank:
         _serve(job, where, rank, size)
         return
     command = [*map(str, configs), *(word for one in sets for word in ("--set", one)), *_words(where), "--out", str(path)]
-    folder, whole = _take_part(job, where, path, place, ["wan", "join", *command, "--log-format", log_format])
+    command = ["wan", "join", *command, "--log-format", log_format]
+    folder, whole = _take_part(job, where, path, place, size, started, command)
     console = Console(emoji=False, highlight=False, soft_wrap=True)
     if whole:
         from gossamer.report import page
@@ -127,11 +126,12 @@ def _serve(job: Job, where: Where, rank: int, size: int) -> None:
         run.close()
 
 
-def _take_part(job: Job, where: Where, out: Path, place: LogPlace, command: Sequence[str]) -> tuple[Path, bool]:
+def _take_part(job: Job, where: Where, out: Path, place: LogPlace, size: int, started: bool, command: Sequence[str]) -> tuple[Path, bool]:
     """Takes part in a wide-area run as one site, to its end.
 
     Args:
-        command: of the further ranks of the site, where it has several.
+        size: ranks of the site.
+        started, command: as of Ranks.of.
 
     Returns:
         The site's run folder, and whether it has the records of all sites (the lowest one has).
@@ -145,9 +145,9 @@ def _take_part(job: Job, where: Where, out: Path, place: LogPlace, command: Sequ
     job.pace_s(0)
     corpus = job.corpus()
     folder = SiteFolder(out, job, corpus, where.site, place.run)
-    check_relay(where, ranks_of(job, where.site))
+    check_relay(where, size)
     spec_of(job, corpus)
-    ranks, site = Ranks.of(job, where.site, command, out / LOGS), None
+    ranks, site = Ranks.of(job, size, started, command, out / LOGS), None
     try:
         if folder.finished:
             print(f"site {where.site} has finished run {place.run}: there is nothing to go on with", flush=True)

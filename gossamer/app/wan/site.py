@@ -18,7 +18,7 @@ from gossamer.app.wan.apart import Apart, Missing
 from gossamer.app.wan.bound import Bound
 from gossamer.app.wan.end import conclude
 from gossamer.app.wan.folder import SiteFolder
-from gossamer.app.wan.holding import Holding, part
+from gossamer.app.wan.holding import Holding, links_of, part
 from gossamer.app.wan.host import Site
 from gossamer.app.wan.logs import LogPlace
 from gossamer.app.wan.meeting import Meeting, Vain
@@ -28,7 +28,7 @@ from gossamer.app.wan.places import address_of, by_site, places_of
 from gossamer.app.wan.presence import Presence, Where
 from gossamer.app.wan.ranks import Ranks
 from gossamer.app.wan.slow import Slow
-from gossamer.app.wan.spec import link_settings, spec_of
+from gossamer.app.wan.spec import spec_of
 from gossamer.app.wan.state import Snapshot, bring, keeps, part_of_mark
 from gossamer.app.wan.tiers import Hosting
 from gossamer.app.wan.waiting import Entrance
@@ -67,9 +67,9 @@ class SiteRun:
         BadInput: what was given cannot be.
     """
 
-    def __init__(self, job: Job, where: Where, corpus: Corpus, place: LogPlace | None = None, ranks: Ranks | None = None) -> None:
+    def __init__(self, job: Job, where: Where, corpus: Corpus, place: LogPlace, ranks: Ranks) -> None:
         self.job, self.where, self.corpus = job, where, corpus
-        self.places, self.ranks = places_of(job), ranks or Ranks()
+        self.places, self.ranks = places_of(job), ranks
         self.spec = spec_of(job, corpus)
         self._console = Console(emoji=False, highlight=False, soft_wrap=True)
         self._asked: int | None = None
@@ -89,7 +89,7 @@ class SiteRun:
         self.sessions.on_missed = lambda: self.neighbours.late(frozenset())  # it was this site that was late
         self.ops.coordinator(lambda: self.client.there)
         self.deadline = Deadline(self.spec.floor_s, self.spec.spread)
-        self._missing = Missing(self._say, self.presence.name_of)
+        self._missing = Missing(self._say, self.presence.called)
         self.entrance = Entrance(self.client, self.sessions, where, self._say, self._check)
         self.folder: SiteFolder
 
@@ -261,16 +261,12 @@ class SiteRun:
 
     def _links(self, number: int, session: Session) -> Links:
         """Connections of a rank or a server of this site in a session."""
-        links = Links(
-            number, self.places.n + self.job.servers, f"{self.spec.run}/{session.key}", port=self.presence.port,
-            settings=link_settings(self.job, self.client.timeouts),
-            terms={"session": session.key}, access=self.presence.access,
-        )  # fmt: skip
+        links = links_of(self.job, number, self.spec.run, session, self.presence.port, self.presence.access, self.client.timeouts)
         self.presence.watch(links, session.members)
         return links
 
     def _traffic(self, links: Links, names: dict[int, str]) -> dict[str, Traffic]:
-        return self.hosting.traffic(links, self.places, names) if self.hosting else by_site(links.traffic(), self.places, names)
+        return self.hosting.traffic(links, self.places, names) if self.hosting else by_site([links.traffic()], self.places, names)
 
     def _begin(self, session: Session, holding: Holding, group: Group) -> State:
         """The state of this site at the start of a session."""

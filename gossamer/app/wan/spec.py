@@ -23,7 +23,7 @@ from gossamer.wan.links.link import LinkSettings
 from gossamer.wan.roster.differing import settings_of
 from gossamer.wan.roster.records import Roster, Spec
 from gossamer.wan.trust.certificates import Identity
-from gossamer.wan.trust.terms import Terms, host_of, is_loopback, read_secret
+from gossamer.wan.trust.terms import Terms, host_of, is_loopback, joined, read_secret
 
 MOST_EVALUATIONS = 2000
 """Of a method with servers: each is a word of every site in the store of a session."""
@@ -158,4 +158,4 @@ def advertised(bind: str | None, advertise: str | None, port: int | None, coordi
         raise BadInput(f"--bind {bind} is all addresses of this machine: say with --advertise HOST:PORT which one the others reach")
     if is_loopback(host) and not is_loopback(host_of(coordinator)):
         raise BadInput(f"--bind {bind} is loopback, which other sites cannot reach: bind 0.0.0.0:PORT and give --advertise HOST:PORT")
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return joined(host, port)

@@ -146,7 +146,7 @@ def take(
 def advance(job: Job, me: int, round: int, held: Snapshot, body: TrainBody) -> State:
     """Of a method with servers: the state of a worker that was in the session before, and had completed fewer blocks than another. It goes
     on from its own parameters, with the blocks of now."""
-    state, plan = Snapshot.of(held.state, body, 0.0, 0).state, job.method.plan
+    state, plan = copy.deepcopy(held.state), job.method.plan
     state.round, state.tokens = round, round * plan.tokens_per_round
     body.load_state({**held.body, "cursor": round * plan.steps[me] * plan.batch[me]})
     return state

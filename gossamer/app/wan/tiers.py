@@ -219,10 +219,8 @@ class Hosting:
 
     def traffic(self, links: Links, places: Ranges, names: Mapping[int, str]) -> dict[str, Traffic]:
         """Of the worker here and the servers here with each other site, by its name."""
-        found: dict[str, Traffic] = {}
-        for one in [links, *(host.links for host in self.here if host.links is not None)]:
-            for name, traffic in by_site(one.traffic(), places, names, self._presence.hosts).items():
-                found[name] = traffic if name not in found else found[name] + traffic
+        here = [links, *(host.links for host in self.here if host.links is not None)]
+        found = by_site([one.traffic() for one in here], places, names, self._presence.hosts)
         found.pop(names.get(self.me, ""), None)
         return found
 

@@ -13,7 +13,7 @@ from gossamer.app.wan.presence import Where
 from gossamer.core.errors import BadInput, RunFailed
 from gossamer.wan.roster.calls import Away
 from gossamer.wan.roster.client import CoordinatorClient
-from gossamer.wan.roster.ended import OVER
+from gossamer.wan.roster.ended import OVER, is_over
 from gossamer.wan.roster.messages import Refused, printable
 from gossamer.wan.roster.records import Have, Roster, Session, Spec
 from gossamer.wan.roster.sessions import NotYet, Sessions
@@ -117,10 +117,7 @@ class Entrance:
             plan = self._client.plan(self._client.timeouts.call)
             if plan is not None and plan.body.startswith(OVER):
                 self._client.leave()
-                raise BadInput(
-                    f"run {run} is over: its summary is at site {printable(plan.body.removeprefix(OVER))}. For another run give it its own "
-                    f"id: --set wan.run=NAME, or forget the old one: gossamer wan forget {run}"
-                )
+                raise BadInput(is_over(run, printable(plan.body.removeprefix(OVER))))
 
 
 def waits(spec: Spec, roster: Roster, me: str, why: str) -> str:

@@ -156,7 +156,6 @@ class Session:
         self._words = asyncio.Event()  # there are control frames to send
         self._streams: dict[int, Stream] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._writing = False
 
     # ---- life
 
@@ -211,11 +210,6 @@ class Session:
         self._said.append(frame)
         self._words.set()
 
-    @property
-    def flushed(self) -> bool:
-        """All control frames have been handed to gRPC."""
-        return not self._said and not self._writing
-
     async def _write_control(self) -> None:
         while True:
             frames: list[Control] = []
@@ -232,9 +226,7 @@ class Session:
                 continue
             data = pack_control(frames)
             self.control_bytes[0] += len(data)
-            self._writing = True
             await self._control.write(data)
-            self._writing = False
 
     async def _read_control(self) -> None:
         while (data := await self._control.read()) is not None:

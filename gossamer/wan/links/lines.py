@@ -22,11 +22,11 @@ class Lines:
     def take(self, key: Hashable, make: Callable[[], Any]) -> Line:
         """The channel of that key: the one that was given back, or a new one."""
         found = self._idle.pop(key, None)
-        return Line(self, key, make() if found is None or _ended(found) else found)
+        return Line(self, key, make() if found is None or ended(found) else found)
 
     async def give(self, key: Hashable, channel: Any) -> None:
         """Back, for the next."""
-        if self._closed or key in self._idle or _ended(channel) or not _connected(channel):
+        if self._closed or key in self._idle or ended(channel) or not _connected(channel):
             await channel.close()
         else:
             self._idle[key] = channel
@@ -65,7 +65,7 @@ class Line:
             await self._channel.close()
 
 
-def _ended(channel: Any) -> bool:
+def ended(channel: Any) -> bool:
     """Whether it was closed, since its peer's certificate was not good any more."""
     return getattr(channel, "ended", None) is not None
 

@@ -20,6 +20,7 @@ from gossamer.wan.links.channel import SERVER_OPTIONS, SERVICE, Accepted, Sessio
 from gossamer.wan.links.frames import WIRE_VERSION, Attach, FrameError, Hello, Welcome, pack_control, unpack_control
 from gossamer.wan.links.link import Link
 from gossamer.wan.trust.access import Access
+from gossamer.wan.trust.terms import place_of
 
 log = logging.getLogger(__name__)
 GREET_S = 10.0
@@ -205,9 +206,9 @@ class Port:
 
 def taken(address: str) -> bool:
     """Whether another process listens at host:port, so that this one cannot."""
-    host, _, port = address.rpartition(":")
+    host, port = place_of(address)
     try:
-        with socket.create_server((host.strip("[]"), int(port)), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
+        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
             return False
     except OSError as error:
         return error.errno == errno.EADDRINUSE

@@ -15,6 +15,8 @@ import asyncio
 from collections import deque
 from typing import Literal
 
+from gossamer.wan.trust.terms import place_of
+
 _KEPT_RTTS = 10
 
 
@@ -67,8 +69,7 @@ class Watch:
 
 async def knock(address: str, timeout_s: float) -> Literal["open", "refused", "unreachable"]:
     """What a new connection to `address` (host:port) meets. `refused`: the host is there, and no process listens."""
-    host, _, port = address.rpartition(":")
-    opening = asyncio.ensure_future(asyncio.open_connection(host.strip("[]"), int(port)))
+    opening = asyncio.ensure_future(asyncio.open_connection(*place_of(address)))
     try:
         async with asyncio.timeout(timeout_s):
             await asyncio.shield(opening)

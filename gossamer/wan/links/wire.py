@@ -26,7 +26,6 @@ from gossamer.core.errors import BadInput, RunFailed
 from gossamer.real.wire import LinkDown
 from gossamer.wan.links.channel import CHANNEL_OPTIONS, Dialled, Session, words
 from gossamer.wan.links.frames import Attach, Bye, Control, FrameError, Hello, Welcome, pack_control
-from gossamer.wan.links.lines import Line
 from gossamer.wan.links.link import Link, LinkSettings, Traffic, WireName
 from gossamer.wan.links.listening import GREET_S, Listener, Port, only
 from gossamer.wan.links.peerstore import PeerStore
@@ -227,10 +226,10 @@ class Links:
             except Exception as error:  # of gRPC, which has several for a stream that has ended: dial again
                 link.trouble = f"{type(error).__name__}: {error}"[:200]
             finally:
-                keep = link.parted and session is not None and session.well
+                good = link.parted and session is not None and session.well
                 for channel in channels:
                     with suppress(Exception):
-                        await (channel.close(keep=keep) if isinstance(channel, Line) else channel.close())
+                        await self._access.release(channel, good)
             if link.over is None:
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(max(2 * backoff_s, _BACKOFF_S), _MOST_BACKOFF_S)

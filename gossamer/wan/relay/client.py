@@ -38,7 +38,7 @@ from gossamer.wan.roster.messages import pack, unpack
 from gossamer.wan.roster.records import Card, Roster
 from gossamer.wan.trust.access import Peer
 from gossamer.wan.trust.dial import Dial
-from gossamer.wan.trust.terms import Distrusted
+from gossamer.wan.trust.terms import Distrusted, place_of
 
 log = logging.getLogger(__name__)
 
@@ -280,9 +280,8 @@ class RelayClient:
             near[1].transport.abort()
 
     async def _run(self, token: str, near: tuple[asyncio.StreamReader, asyncio.StreamWriter], first: bytes) -> None:
-        host, _, port = self._dial.address.rpartition(":")
         async with asyncio.timeout(GREET_S):
-            far = await asyncio.open_connection(host.strip("[]"), int(port), limit=PIECE_BYTES)
+            far = await asyncio.open_connection(*place_of(self._dial.address), limit=PIECE_BYTES)
         try:
             keep_alive(far[1])
             far[1].write(MAGIC + bytes.fromhex(token) + first)

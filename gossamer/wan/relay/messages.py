@@ -12,8 +12,8 @@ from typing import Annotated, NamedTuple
 from pydantic import StringConstraints
 
 from gossamer.core.errors import BadInput
-from gossamer.wan.roster.messages import Record
-from gossamer.wan.roster.records import Boot, Name
+from gossamer.wan.roster.messages import Name, Record
+from gossamer.wan.roster.records import Boot
 
 SERVICE = "gossamer.Relay"
 MAGIC = b"GWP1"

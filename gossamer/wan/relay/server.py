@@ -51,7 +51,7 @@ from gossamer.wan.relay.messages import (
 )
 from gossamer.wan.roster.messages import Refused, pack, unpack
 from gossamer.wan.trust.guard import AioGuard, caller_of
-from gossamer.wan.trust.terms import check_plain
+from gossamer.wan.trust.terms import check_plain, place_of
 
 log = logging.getLogger(__name__)
 
@@ -162,9 +162,9 @@ class RelayServer:
         self._calls.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         self._calls_port = self._guard.listen(self._calls, "127.0.0.1:0")
         await self._calls.start()
-        host, _, port = bind.rpartition(":")
         try:
-            self._server = await asyncio.start_server(self._connected, host.strip("[]") or None, int(port), limit=PIECE_BYTES)
+            host, port = place_of(bind)
+            self._server = await asyncio.start_server(self._connected, host or None, port, limit=PIECE_BYTES)
         except (OSError, ValueError, OverflowError) as error:
             await self._calls.stop(None)
             raise BadInput(f"{bind}: cannot be bound ({error}): give an address of this machine, and a port that is free") from None

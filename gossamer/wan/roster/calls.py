@@ -69,7 +69,7 @@ def _ask(channel: Channel, method: str, request: Record, kind: type[R], timeout_
         try:
             return unpack(kind, one.unary_unary(f"/{SERVICE}/{method}")(pack(request), timeout=timeout_s))
         except grpc.RpcError as error:
-            raise understood(error) or _away(error) from None
+            raise _understood(error) or _away(error) from None
 
 
 class Calls:
@@ -143,7 +143,7 @@ class Calls:
         try:
             data = self._channel.unary_unary(f"/{SERVICE}/{method}")(pack(request), timeout=timeout_s)
         except grpc.RpcError as error:
-            found = understood(error)
+            found = _understood(error)
             if isinstance(found, Distrusted) and self.admitted and not found.own:
                 found = None  # its certificate, its clock or its secret: whoever looks after it will see to that
             if found is None:
@@ -187,7 +187,7 @@ class Calls:
         self._on_lost(why)
 
 
-def understood(error: Any) -> RunFailed | None:
+def _understood(error: Any) -> RunFailed | None:
     """A refusal, by the coordinator or by the guard before it; None: there was no answer."""
     if isinstance(error, Distrusted):
         return None if error.passing else error

@@ -105,33 +105,30 @@ class Coordinator:
         """See `membership.join`. The first site of a run opens it."""
         if request.protocol != PROTOCOL:
             raise Refused("foreign", f"the site speaks protocol {request.protocol}, the coordinator {PROTOCOL}: use one release")
-        if request.spec.run != request.caller.run:
-            raise Refused(
-                "garbage", f"site {request.caller.site} joins run {request.caller.run} with the description of {request.spec.run}"
-            )
-        now_s, site, run = self._clock(), request.caller.site, self.runs.get(request.caller.run)
+        who, site = request.caller, request.caller.site
+        if request.spec.run != who.run:
+            raise Refused("garbage", f"site {site} joins run {who.run} with the description of {request.spec.run}")
+        now_s, run = self._clock(), self.runs.get(who.run)
         if run is not None:
             self._pass_time(run)
             if run.state.session is None and not run.state.living and differences(run.state.spec, request.spec):
-                log.info("run=%s never began and has nobody: site=%s describes it anew", request.caller.run, site)
+                log.info("run=%s never began and has nobody: site=%s describes it anew", who.run, site)
                 run = None
         run = run or self._open(request, now_s)
         old = run.state.find(site)
         new = membership.join(run.state, request)
-        if old is not None and old.there and old.boot != (boot := request.caller.boot) and not request.take_over:
-            membership.check_place(old, request.caller, run.leases.holder(site, old.boot, boot, now_s), run.timeouts.beat)
+        if old is not None and old.there and old.boot != who.boot and not request.take_over:
+            membership.check_place(old, who, run.leases.holder(site, old.boot, who.boot, now_s), run.timeouts.beat)
         if new is not run.state:
             if (wait_s := run.leases.retry_s(site, now_s)) > 0:
                 raise Refused("flapping", f"site {site} has joined too often of late: it may again in {wait_s:.1f} s", wait_s)
-            if old is None or old.boot != request.caller.boot:
+            if old is None or old.boot != who.boot:
                 run.reports.pop(site, None)
         self._put(run, new)
         run.leases.renew(site, now_s)
-        self.runs[request.caller.run] = run
-        member = membership.caller(run.state, request.caller)
-        log.info(
-            "run=%s site=%s joined seat=%d standing=%s epoch=%d", request.caller.run, site, member.seat, member.standing, run.state.epoch
-        )
+        self.runs[who.run] = run
+        member = membership.caller(run.state, who)
+        log.info("run=%s site=%s joined seat=%d standing=%s epoch=%d", who.run, site, member.seat, member.standing, run.state.epoch)
         return Admission(seat=member.seat, seed=run.state.seed, lease_s=run.timeouts.lease, roster=run.state.roster())
 
     def leave(self, who: Caller) -> Done:
@@ -155,16 +152,13 @@ class Coordinator:
 
     def doubt(self, who: Caller) -> None:
         """The standing stream of a site has broken."""
-        run = self.runs.get(who.run)
-        member = run.state.find(who.site) if run is not None else None
-        if run is not None and member is not None and member.boot == who.boot:
-            run.leases.doubt(who.site, self._clock())
+        if (found := self._known(who)) is not None:
+            found[0].leases.doubt(who.site, self._clock())
 
     def expel(self, who: Caller, why: str) -> None:
         """The certificate with which a site has called is not good any more: it is out."""
-        run = self.runs.get(who.run)
-        member = run.state.find(who.site) if run is not None else None
-        if run is not None and member is not None and member.boot == who.boot and member.there:
+        if (found := self._known(who)) is not None and found[1].there:
+            run = found[0]
             self._put(run, membership.expire(run.state, [who.site]))
             run.leases.drop(who.site)
             log.warning("run=%s site=%s is out epoch=%d: %s", who.run, who.site, run.state.epoch, why)
@@ -287,7 +281,7 @@ class Coordinator:
             new = run.state.model_copy(update={"ended": end}).revised() if end is not None else run.state
             with self._db.change():
                 self._db.put_plan(run.state.spec.run, request.plan)
-                self._db.put(new)
+                self._db.put(new)  # with counts that are not on disk yet
             run.plan, run.state = run.plan + 1, new
             self._tell(run)
         elif not 1 <= request.plan.version <= run.plan:
@@ -342,6 +336,12 @@ class Coordinator:
         except BadInput as error:
             raise Refused("garbage", f"run {spec.run} cannot be: {error}") from error
         return Run(Membership(spec=spec, seed=secrets.randbits(62) if spec.seed is None else spec.seed), 0, now_s)
+
+    def _known(self, who: Caller) -> tuple[Run, Member] | None:
+        """Its run and the member that it is, there or not; None: another process of its site is, or none."""
+        run = self.runs.get(who.run)
+        member = run.state.find(who.site) if run is not None else None
+        return None if run is None or member is None or member.boot != who.boot else (run, member)
 
     def _caller(self, who: Caller) -> tuple[Run, Member]:
         run = self.runs.get(who.run)

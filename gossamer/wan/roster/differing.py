@@ -6,13 +6,17 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 from pydantic import Field, StringConstraints
 
-KEY_CHARS, VALUE_CHARS, MAX_SETTINGS = 80, 120, 512
+if TYPE_CHECKING:
+    from gossamer.wan.roster.records import Spec
 
-Key: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_.-]{0,79}$")]
+VALUE_CHARS, MAX_SETTINGS = 120, 512
+
+_KEY = r"^[A-Za-z][A-Za-z0-9_.-]{0,79}$"
+Key: TypeAlias = Annotated[str, StringConstraints(pattern=_KEY)]
 Setting: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[ -~]{0,120}$")]
 Settings: TypeAlias = Annotated[dict[Key, Setting], Field(max_length=MAX_SETTINGS)]
 
@@ -25,17 +29,17 @@ _LISTED_CHARS = 520
 _SHOWN_CHARS = 60
 
 
-def settings_of(tables: Mapping[str, Any], contents: Mapping[str, object]) -> dict[str, str]:
+def settings_of(tables: Mapping[str, object], contents: Mapping[str, object]) -> dict[str, str]:
     """Nested tables as dotted keys and values in JSON, for comparison.
 
     Args:
         contents: what the tables only name (a fleet's file): of these there is a mark.
     """
     found = dict(_flat(tables)) | {_CONTENTS + key: _mark(repr(value)) for key, value in contents.items()}
-    return dict(sorted((key, value) for key, value in found.items() if re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]{0,79}", key))[:MAX_SETTINGS])
+    return dict(sorted((key, value) for key, value in found.items() if re.fullmatch(_KEY, key))[:MAX_SETTINGS])
 
 
-def _flat(tables: Mapping[str, Any], above: str = "") -> list[tuple[str, str]]:
+def _flat(tables: Mapping[str, object], above: str = "") -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     for key, value in tables.items():
         if isinstance(value, Mapping) and value:
@@ -50,8 +54,8 @@ def _mark(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:12]
 
 
-def differences(ours: Any, theirs: Any) -> str:
-    """In what two `Spec`s of one run differ; empty: in nothing.
+def differences(ours: Spec, theirs: Spec) -> str:
+    """In what two descriptions of one run differ; empty: in nothing.
 
     Args:
         ours: what the run has.

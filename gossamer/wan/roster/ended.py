@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Annotated
 
-from pydantic import Field, StringConstraints
+from pydantic import StringConstraints
 
-from gossamer.wan.roster.messages import Record
+from gossamer.wan.roster.messages import Name, Record, Round
 
 OVER = "over "
 """How the plan begins that the site with the summary publishes when it has all; its name follows."""
@@ -16,9 +16,9 @@ OVER = "over "
 class Ended(Record):
     """A run that has come to its end."""
 
-    site: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+    site: Name
     """Which has the summary."""
-    round: Annotated[int, Field(ge=0, lt=2**28)]
+    round: Round
     at: Annotated[str, StringConstraints(pattern=r"^[0-9: -]{16,19}$")]
     """UTC, as the coordinator's clock had it; for people alone."""
 
@@ -28,3 +28,11 @@ def ended(site: str, body: str, round: int) -> Ended | None:
     if not body.startswith(OVER):
         return None
     return Ended(site=site, round=round, at=datetime.now(UTC).strftime("%Y-%m-%d %H:%M"))
+
+
+def is_over(run: str, site: str) -> str:
+    """For who comes too late: `site` has the summary."""
+    return (
+        f"run {run} is over: its summary is at site {site}. For another run give it its own id: --set wan.run=NAME, or forget the old one: "
+        f"gossamer wan forget {run}"
+    )

@@ -21,10 +21,11 @@ from pydantic import Field
 from gossamer.core.errors import BadInput
 from gossamer.wan.deadlines import Timeouts
 from gossamer.wan.roster.differing import differences
-from gossamer.wan.roster.ended import Ended
+from gossamer.wan.roster.ended import Ended, is_over
 from gossamer.wan.roster.leases import Holder
 from gossamer.wan.roster.messages import Record, Refused
 from gossamer.wan.roster.records import Caller, Card, Count, Have, Join, Member, Number, Roster, Seats, Seed, Session, Spec
+from gossamer.wan.trust.terms import host_of
 
 
 class Membership(Record):
@@ -323,11 +324,7 @@ def _free_seat(state: Membership, site: str, wish: int | None) -> int:
         return wish
     free = next((s for s in range(state.spec.seats) if s not in taken), None)
     if free is None and state.ended is not None:
-        raise Refused(
-            "full",
-            f"run {state.spec.run} is over: its summary is at site {state.ended.site}. For another run give it its own id: "
-            f"--set wan.run=NAME, or forget the old one: gossamer wan forget {state.spec.run}",
-        )
+        raise Refused("full", is_over(state.spec.run, state.ended.site))
     if free is None:
         spec, names = state.spec, ", ".join(f"{m.site} {'there' if m.there else 'out'}" for m in state.members)
         raise Refused(
@@ -352,7 +349,7 @@ def _check_address(state: Membership, site: str, card: Card) -> None:
 
 def is_loopback(address: str) -> bool:
     """Whether host:port names this machine to itself."""
-    host = address.rpartition(":")[0].strip("[]").lower()
+    host = host_of(address).lower()
     return host in ("localhost", "::1", "") or host.endswith(".localhost") or host.startswith(("127.", "::ffff:127."))
 
 

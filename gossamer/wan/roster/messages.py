@@ -10,6 +10,9 @@ from gossamer.core.errors import RunFailed
 
 MAX_MESSAGE_BYTES = 4 << 20
 
+Name: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+Hash: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{1,64}$")]
+Round: TypeAlias = Annotated[int, Field(ge=0, lt=2**28)]
 Text: TypeAlias = Annotated[str, StringConstraints(max_length=1024)]
 Seconds: TypeAlias = Annotated[float, Field(ge=0.0, le=1e9)]
 

@@ -88,7 +88,7 @@ class Book:
         if not inside or len(together) < state.spec.min_sites:
             return ()
         if state.spec.elects or state.lost:
-            enough = all(_half(base, together, more=state.lost) for base in _bases(state, said))
+            enough = all(_half(base, together, more=state.lost) for base in _bases(state, _maybe(state, said)))
             return tuple(sorted(asking)) if enough else ()
         return tuple(sorted(asking))
 
@@ -109,8 +109,9 @@ class Book:
         return opening
 
     def _decide(self, state: Membership, said: Mapping[int, Propose], over: bool, by: int | None) -> Opening:
-        bases, unknown = _bases(state, said), False
-        if (newest := _newest(state, said)) is not None:  # what was made in it is where the run goes on, if anybody has it
+        maybe, unknown = _maybe(state, said), False
+        bases = _bases(state, maybe)
+        if (newest := _newest(state, maybe)) is not None:  # what was made in it is where the run goes on, if anybody has it
             state, unknown = state.model_copy(update={"session": newest}), state.session is None
         last = state.session
         if by is not None and last is None:
@@ -208,8 +209,7 @@ class Book:
         if told:
             return ""
         if last is None:
-            wanted = state.spec.seats if state.spec.founders is None else state.spec.founders
-            return "" if len(ready) >= wanted else _founding(state, frozenset(ready), members)
+            return "" if len(ready) >= state.spec.beginners else _founding(state, frozenset(ready), members)
         if not ready:
             return "nobody is here who held the state of the run"
         best = max(ready.values(), key=lambda h: (h.session, h.round))
@@ -236,8 +236,7 @@ class Book:
 
 def _founding(state: Membership, asking: frozenset[int], members: frozenset[int]) -> str:
     """What a run needs to begin, by the names of its settings."""
-    spec = state.spec
-    wanted = spec.seats if spec.founders is None else spec.founders
+    spec, wanted = state.spec, state.spec.beginners
     founders = "not set" if spec.founders is None else f"= {spec.founders}"
     asks = f"{len(asking)} {'asks' if len(asking) == 1 else 'ask'}: {state.names(asking)}" if asking else "none asks"
     more = f"; without a state: {state.names(members - asking)}" if members - asking else ""
@@ -266,18 +265,18 @@ def _maybe(state: Membership, said: Mapping[int, Propose]) -> list[Session]:
     return [s for s in found.values() if not any(_never(s, seat, p) for seat, p in said.items())]
 
 
-def _bases(state: Membership, said: Mapping[int, Propose]) -> list[frozenset[int]]:
+def _bases(state: Membership, maybe: Iterable[Session]) -> list[frozenset[int]]:
     """Of whom enough must be in the next session: the members of the latest one that is known to have been entered, and of each later one
-    that may have been."""
-    bases = [frozenset(s.members) for s in _maybe(state, said)]
+    that may have been (`_maybe`)."""
+    bases = [frozenset(s.members) for s in maybe]
     if base := state.base or (state.session.members if state.session is not None else ()):
         bases.append(frozenset(base))
     return [base - frozenset(state.left) - frozenset(state.vacant) for base in bases]
 
 
-def _newest(state: Membership, said: Mapping[int, Propose]) -> Session | None:
-    """The latest that may have been entered, where that is one which is not known here."""
-    newest = max(_maybe(state, said), key=lambda s: (s.number, s.key), default=None)
+def _newest(state: Membership, maybe: Iterable[Session]) -> Session | None:
+    """The latest that may have been entered (`_maybe`), where that is one which is not known here."""
+    newest = max(maybe, key=lambda s: (s.number, s.key), default=None)
     last = state.session
     return newest if newest is not None and (last is None or newest.number > last.number) else None
 

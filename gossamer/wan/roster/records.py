@@ -13,7 +13,7 @@ from pydantic import Field, StringConstraints
 
 from gossamer.wan.roster.differing import Settings
 from gossamer.wan.roster.ended import Ended
-from gossamer.wan.roster.messages import Record, Seconds, Text, pack
+from gossamer.wan.roster.messages import Hash, Name, Record, Round, Seconds, Text, pack
 
 PROTOCOL = 1
 """Version of these messages. Another one is another service, which the caller is told."""
@@ -22,15 +22,12 @@ MAX_VALUE_CHARS = 1 << 20
 MAX_SEATS = 4096
 MAX_BOUND = 32
 
-Name: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
-Hash: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{1,64}$")]
 Boot: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 """Which process of a site: 128 random bits, drawn at its start."""
 Address: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[^\s/]{1,253}:[0-9]{1,5}$")]
 Value: TypeAlias = Annotated[str, StringConstraints(max_length=MAX_VALUE_CHARS)]
 Count: TypeAlias = Annotated[int, Field(ge=0, lt=2**53)]
 Seed: TypeAlias = Annotated[int, Field(ge=0, lt=2**63)]
-Round: TypeAlias = Annotated[int, Field(ge=0, lt=2**28)]
 Number: TypeAlias = Annotated[int, Field(ge=0, lt=2**28)]
 """Of a session, from 1; 0: none."""
 Seat: TypeAlias = Annotated[int, Field(ge=0, lt=MAX_SEATS)]
@@ -75,6 +72,11 @@ class Spec(Record):
     """k of the deadline."""
     seed: Seed | None = None
     """Of the pairing; None: the coordinator draws one."""
+
+    @property
+    def beginners(self) -> int:
+        """So many sites begin the run."""
+        return self.seats if self.founders is None else self.founders
 
     @property
     def elects(self) -> bool:
@@ -385,7 +387,7 @@ class RunStatus(Record):
     ended: Ended | None = None
     """None: it goes on."""
     counts: dict[str, int]
-    """joins, leaves, expiries, sessions, late, healed, diverged, begun (again), handed_in, replaced."""
+    """joins, leaves, expiries, forgotten, sessions, late, healed, diverged, begun (again), handed_in, replaced."""
 
 
 class Status(Record):

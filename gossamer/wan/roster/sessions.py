@@ -68,9 +68,9 @@ class Sessions:
         self._bound: tuple[Session, ...] = ()
         self._keep: Callable[[tuple[Session, ...]], None] = lambda bound: None
         self._opened: Session | None = None
-        """The last one that `open` gave."""
-        self._asked_for = 0
-        """The latest that this process has asked for: where its seat is in that one, it is."""
+        """The last one that `open` gave; until this process asks for one, the latest of before."""
+        self._asked = False
+        """Whether this process has asked for a session."""
         self.missed = 0
         """Sessions that opened without this site, since it first asked for one."""
         self.on_missed: Callable[[], None] = lambda: None
@@ -124,11 +124,9 @@ class Sessions:
 
     def _step(self, have: Have | None, left_s: float) -> tuple[Session | None, str]:
         """Asks once. The session; or what is missing."""
-        if not self._asked_for:  # what has opened before this process asked for anything is not its own, whatever its site was in
-            self._opened = self.latest
-        with self._lock:
-            self._look()
-            latest = self._standin.known.latest
+        latest = self.latest
+        if not self._asked:  # what has opened before this process asked for anything is not its own, whatever its site was in
+            self._opened = latest
         if latest is not None and (found := self._mine(latest)) is not None:
             return found, ""
         verdict = self._propose(latest, have, left_s)
@@ -197,7 +195,7 @@ class Sessions:
             gone=self._others(self._gone),
             wait_s=min(_HOLD_S, left_s),
         )
-        self._asked_for = request.number
+        self._asked = True
         now_s = time.monotonic()
         with self._lock:
             whom = self._standin.whom(client.seat, request.alive, request.number, client.away_s, now_s)
@@ -241,11 +239,11 @@ class Sessions:
     def _mine(self, latest: Session) -> Session | None:
         """The latest session, if this process is in it and was not yet: the news may be quicker than the answer."""
         mine = latest.has(self._client.seat, self._client.caller.boot)
-        if not mine and self._asked_for and latest != self._seen:
+        if not mine and self._asked and latest != self._seen:
             self.missed += 1
             self.on_missed()
         self._seen = latest
-        if not mine or not self._may_open(latest):
+        if not self._may_open(latest):
             return None
         self._opened = latest
         return latest
@@ -256,7 +254,7 @@ class Sessions:
         return max(self._opened.number if self._opened is not None else 0, *(s.number for s in self._bound), 0)
 
     def _may_open(self, session: Session) -> bool:
-        """Of each number one at most, and never one from before: else two of a number could each have its members."""
+        """Whether this process is in it, and in none of that number or a later one: else two of a number could each have its members."""
         return session.number > self._past and session.has(self._client.seat, self._client.caller.boot)
 
     def _look(self) -> None:

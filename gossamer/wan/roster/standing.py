@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from gossamer.wan.roster.leases import Leases
-from gossamer.wan.roster.membership import Membership
-from gossamer.wan.roster.records import Member, Report, RunStatus, Session, SiteStatus
+from gossamer.wan.roster.records import Member, RunStatus, Session, SiteStatus
 
-
-class Told(Protocol):
-    """What is asked of a run."""
-
-    @property
-    def state(self) -> Membership: ...
-    @property
-    def leases(self) -> Leases: ...
-    @property
-    def reports(self) -> Mapping[str, Report]: ...
-    @property
-    def heard_s(self) -> Mapping[str, float]: ...
-    @property
-    def why(self) -> str: ...
+if TYPE_CHECKING:
+    from gossamer.wan.roster.coordinator import Run
 
 
-def run_status(run: Told, sessions: Sequence[Session], now_s: float) -> RunStatus:
+def run_status(run: Run, sessions: Sequence[Session], now_s: float) -> RunStatus:
     """Of a run.
 
     Args:
@@ -49,7 +35,7 @@ def run_status(run: Told, sessions: Sequence[Session], now_s: float) -> RunStatu
     )
 
 
-def _site_status(run: Told, member: Member, first: int, now_s: float) -> SiteStatus:
+def _site_status(run: Run, member: Member, first: int, now_s: float) -> SiteStatus:
     state, report, last = run.state, run.reports.get(member.site), run.state.session
     standing: str = member.standing
     if state.ended is not None and not member.there and member.seat in state.left:

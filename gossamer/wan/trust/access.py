@@ -12,7 +12,7 @@ access = Access(
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -45,6 +45,10 @@ def _plain_port(server: Any, address: str) -> int:
     return int(server.add_insecure_port(address))
 
 
+async def _close(channel: Any, good: bool) -> None:
+    await channel.close()
+
+
 @dataclass(frozen=True)
 class Access:
     """How connections are made and let in. Without arguments: plainly, and everybody who knows the run.
@@ -55,6 +59,7 @@ class Access:
         interceptors: of the server.
         admit: (number that a caller says it has, context of the call) -> why it is refused, or None.
         ended: (context of a call) -> why this side has ended it, for good; None: it has not.
+        release: (channel, whether its connection is good) -> closes it; one that is good may be kept for the next session.
     """
 
     channel: Callable[[int, Peer, Options], Any] = _plain_channel
@@ -62,6 +67,7 @@ class Access:
     interceptors: tuple[Any, ...] = ()
     admit: Callable[[int, Any], str | None] = lambda number, context: None
     ended: Callable[[Any], str | None] = lambda context: None
+    release: Callable[[Any, bool], Awaitable[None]] = _close
 
 
 def with_tls(

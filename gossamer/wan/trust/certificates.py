@@ -172,7 +172,8 @@ class Revocations:
         self._warned = False
         self._seen = self._stamp()
         try:
-            self._list, self._pem = self._parse(self._read())
+            self._pem = self._read()
+            self._list = self._parse(self._pem)
         except (OSError, ValueError) as error:
             raise BadInput(f"{path}: the list of revoked certificates cannot be used ({error}): copy revoked.pem from the CA") from None
 
@@ -201,7 +202,12 @@ class Revocations:
                 return
             self._seen = stamp
             try:
-                self._take(self._read())
+                pem = self._read()
+                found = self._parse(pem)
+                if found[0] < self.number:
+                    raise ValueError(f"number {found[0]} is older than number {self.number}, which is in use")
+                if found[0] > self.number:
+                    self._list, self._pem = found, pem
             except (OSError, ValueError) as error:
                 log.error("%s: not taken (%s); the list of before stays in use", self.path, error)
 
@@ -209,34 +215,28 @@ class Revocations:
         """Takes a list from elsewhere, if it is newer and truly the CA's, and keeps it in the file. Whether it was taken."""
         with self._lock:
             try:
-                taken = self._parse(pem)[0][0] > self.number and self._take(pem)
+                found = self._parse(pem)
             except ValueError as error:
                 if not self._warned:
                     log.error("a list of revoked certificates from a peer is not taken: %s", error)
                 self._warned = True
                 return False
-            if taken:
-                try:
-                    write_atomically(self.path, pem, 0o644, replace=True)
-                    self._seen = self._stamp()
-                except OSError as error:
-                    log.error("%s: cannot be written (%s); the new list is in use until this process ends", self.path, error)
-            return taken
-
-    def _take(self, pem: bytes) -> bool:
-        new, pem = self._parse(pem)
-        if new[0] < self.number:
-            raise ValueError(f"number {new[0]} is older than number {self.number}, which is in use")
-        if new[0] == self.number:
-            return False
-        self._list, self._pem = new, pem
-        return True
+            if found[0] <= self.number:
+                return False
+            self._list, self._pem = found, pem
+            try:
+                write_atomically(self.path, pem, 0o644, replace=True)
+                self._seen = self._stamp()
+            except OSError as error:
+                log.error("%s: cannot be written (%s); the new list is in use until this process ends", self.path, error)
+            return True
 
     def _read(self) -> bytes:
         with self.path.open("rb") as file:
             return file.read(MAX_REVOKED_BYTES + 1)
 
-    def _parse(self, pem: bytes) -> tuple[tuple[int, dict[int, datetime]], bytes]:
+    def _parse(self, pem: bytes) -> tuple[int, dict[int, datetime]]:
+        """Its number, and when each certificate on it was revoked."""
         if len(pem) > MAX_REVOKED_BYTES:
             raise ValueError(f"longer than {MAX_REVOKED_BYTES} bytes")
         found = x509.load_pem_x509_crl(pem)
@@ -248,7 +248,7 @@ class Revocations:
             number = found.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
         except x509.ExtensionNotFound:
             raise ValueError("it has no number") from None
-        return (number, {one.serial_number: one.revocation_date_utc for one in found}), pem
+        return number, {one.serial_number: one.revocation_date_utc for one in found}
 
     def _stamp(self) -> tuple[int, int, int] | None:
         try:

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from gossamer.wan.trust.certificates import Certificate, Identity, date, site_name
-from gossamer.wan.trust.terms import host_of
+from gossamer.wan.trust.terms import host_of, place_of
 
 _AGAIN = "gossamer wan ca issue"
 
@@ -24,11 +24,11 @@ def diagnose(address: str, identity: Identity, site: str | None, timeout_s: floa
     Raises:
         OSError: the address cannot be looked up.
     """
-    host, port = host_of(address), int(address.rpartition(":")[2])
+    at = place_of(address)
     found: str | None = None
     for _ in range(2):  # a line may break by chance just when the peer has seen the certificate: what is said for good is seen twice
         try:
-            plain = socket.create_connection((host, port), timeout_s)
+            plain = socket.create_connection(at, timeout_s)
         except (ConnectionError, TimeoutError):
             return None
         with plain:
@@ -43,8 +43,7 @@ def shown(address: str, identity: Identity, timeout_s: float = 2.0) -> Certifica
     context = _context(identity)
     context.check_hostname = False
     try:
-        at = (host_of(address), int(address.rpartition(":")[2]))
-        with socket.create_connection(at, timeout_s) as plain, context.wrap_socket(plain) as secure:
+        with socket.create_connection(place_of(address), timeout_s) as plain, context.wrap_socket(plain) as secure:
             return Certificate.parse(ssl.DER_cert_to_PEM_cert(secure.getpeercert(binary_form=True) or b"").encode())
     except (OSError, ValueError):
         return None
@@ -56,8 +55,7 @@ def speaks_tls(address: str, timeout_s: float = 2.0) -> bool:
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing is said there
     context.set_alpn_protocols(["h2"])
     try:
-        at = (host_of(address), int(address.rpartition(":")[2]))
-        with socket.create_connection(at, timeout_s) as plain, context.wrap_socket(plain):
+        with socket.create_connection(place_of(address), timeout_s) as plain, context.wrap_socket(plain):
             return True
     except ssl.SSLError as error:
         return "ALERT" in (error.reason or "")

@@ -59,11 +59,11 @@ class Made(NamedTuple):
 class Session:
     """What a greeting has agreed."""
 
-    def __init__(self, name: str, key: bytes, site: str, certificate: Certificate | None, listed: int = 0) -> None:
+    def __init__(self, name: str, key: bytes, site: str, certificate: Certificate | None, listed: int, lacking: bytes | None) -> None:
         self.site, self.certificate = site, certificate
         self.listed = listed
         """Number of the list of revoked certificates that this side had then."""
-        self.lacking: bytes | None = None
+        self.lacking = lacking
         """That list, where the peer had an older one."""
         self._name, self._key = bytes.fromhex(name), key
         self._counter = 0
@@ -318,9 +318,8 @@ class Dial:
             mine.revocations.offer(welcome.revocations.encode())
         agreed = G.session_key(key, welcome.key, terms.secret, hello, welcome.session)
         number, pem = (mine.revocations.number, mine.revocations.pem) if mine else (0, b"")
-        session = Session(welcome.session, agreed, welcome.site, certificate, number)
-        session.lacking = pem if welcome.listed < number and len(pem) <= G.MAX_LIST_BYTES else None
-        return session
+        lacking = pem if welcome.listed < number and len(pem) <= G.MAX_LIST_BYTES else None
+        return Session(welcome.session, agreed, welcome.site, certificate, number, lacking)
 
     def _shown(self, welcome: G.Welcome, hello: bytes) -> Certificate:
         """The certificate of which the peer has shown that it holds the key."""

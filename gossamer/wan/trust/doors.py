@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from gossamer.wan.links.lines import Lines
+from gossamer.wan.links.lines import Line, Lines
 from gossamer.wan.roster.calls import Channel, plain
 from gossamer.wan.trust.access import Access, Options, Peer
 from gossamer.wan.trust.certificates import Identity
@@ -87,7 +87,7 @@ class Doors:
             return self.lines.take((site, address, tuple(options)), lambda: self.channel(site, address, options))
 
         if guard is None:
-            return Access(channel, _listen_plain)
+            return Access(channel, _listen_plain, release=_give_back)
 
         def admit(seat: int, context: Any) -> str | None:
             site, meant = caller_of(context).site, name_of(seat)
@@ -97,7 +97,7 @@ class Doors:
             fault = ended_of(context)
             return str(fault) if fault is not None and fault.of_certificate else None
 
-        return Access(channel, guard.listen, (guard,), admit, ended)
+        return Access(channel, guard.listen, (guard,), admit, ended, _give_back)
 
     def caller(self, context: Any) -> str | None:
         """Who makes a call, where that is known for certain; None: plainly."""
@@ -114,6 +114,10 @@ class Doors:
         """The roster has changed."""
         if self._guard is not None:
             self._guard.sweep()
+
+
+async def _give_back(line: Line, good: bool) -> None:
+    await line.close(keep=good)
 
 
 def _listen_plain(server: Any, address: str) -> int:

@@ -159,6 +159,10 @@ class Gate:
         if any(one.fault(self._identity.revocations) for one in shown):
             self.sweep()
 
+    def sessionless(self, method: str) -> Callable[[bytes, Seen], bytes] | None:
+        """What answers a call that needs no session; None: it is another one."""
+        return {G.HELLO: self.hello, G.LIST: self.listed}.get(method)
+
     # ---- the list of revoked certificates
 
     def listed(self, raw: bytes, seen: Seen) -> bytes:

@@ -10,8 +10,7 @@ from typing import Annotated, TypeVar
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from pydantic import Field, StringConstraints, ValidationError
 
-from gossamer.wan.roster.messages import Record
-from gossamer.wan.roster.records import Hash, Name
+from gossamer.wan.roster.messages import Hash, Name, Record
 from gossamer.wan.trust.terms import Distrusted, mac
 
 HELLO = "/gossamer.Trust/Hello"
@@ -21,7 +20,7 @@ the CA may, revoked or not: the CA has signed the list, and a site that is refus
 TAKE = "/gossamer.Trust/Take"
 """Brings a newer list, in a session."""
 CALL_KEY = "gossamer-call-bin"
-"""Metadata of every call but the greeting: session, counter, MAC."""
+"""Metadata of every call but HELLO and LIST: session, counter, MAC."""
 ANSWER_KEY = "gossamer-answer-bin"
 """Initial metadata of every answer: a MAC."""
 MAC_BYTES, SESSION_BYTES, COUNTER_BYTES = 32, 16, 8

@@ -23,7 +23,7 @@ import grpc
 import grpc.aio
 
 from gossamer.wan.trust.gate import Admitted, Caller, Gate, Seen
-from gossamer.wan.trust.greeting import HELLO, LIST, TAKE
+from gossamer.wan.trust.greeting import TAKE
 from gossamer.wan.trust.terms import REFUSED_KEY, Distrusted, code_of
 
 _callers: weakref.WeakKeyDictionary[Any, Caller] = weakref.WeakKeyDictionary()
@@ -50,8 +50,8 @@ class Guard(Gate, grpc.ServerInterceptor):
     def intercept_service(self, continuation: Callable[[Any], Any], handler_call_details: Any) -> Any:
         """Of gRPC: wraps the handler of a call."""
         method, metadata = handler_call_details.method, handler_call_details.invocation_metadata
-        if method in (HELLO, LIST):
-            return grpc.unary_unary_rpc_method_handler(self._without_session(self.hello if method == HELLO else self.listed))
+        if (handle := self.sessionless(method)) is not None:
+            return grpc.unary_unary_rpc_method_handler(self._without_session(handle))
         if method == TAKE:
             handler = grpc.unary_unary_rpc_method_handler(lambda pem, context: self.take(pem))
         elif (handler := continuation(handler_call_details)) is None:
@@ -98,8 +98,8 @@ class AioGuard(Gate, grpc.aio.ServerInterceptor):
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:
         """Of gRPC: wraps the handler of a call."""
         method, metadata = handler_call_details.method, handler_call_details.invocation_metadata
-        if method in (HELLO, LIST):
-            return grpc.unary_unary_rpc_method_handler(self._without_session(self.hello if method == HELLO else self.listed))
+        if (handle := self.sessionless(method)) is not None:
+            return grpc.unary_unary_rpc_method_handler(self._without_session(handle))
         if method == TAKE:
             handler = grpc.unary_unary_rpc_method_handler(self._taken)
         elif (handler := await continuation(handler_call_details)) is None:

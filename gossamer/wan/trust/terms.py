@@ -47,8 +47,8 @@ Reason: TypeAlias = Literal[
 REFUSED_KEY = "gossamer-refused"
 """Trailing metadata of a refused call: its reason."""
 SECRET_BYTES = 32
-_MOST_PORT = 65535
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+MOST_PORT = 65535
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HASH = re.compile(r"[0-9a-f]{1,64}")
 
 
@@ -73,7 +73,7 @@ class Terms:
     layout: str | None
 
     def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.run):
+        if not NAME.fullmatch(self.run):
             raise BadInput(f"run id {self.run!r}: expected 1 to 64 letters, digits, '.', '_' and '-', beginning with a letter or a digit")
         if len(self.secret) < 16:
             raise BadInput(f"the run secret has {len(self.secret)} bytes, expected at least 16: make one with gossamer wan secret FILE")
@@ -200,6 +200,27 @@ def host_of(address: str) -> str:
     return address.rpartition(":")[0].strip("[]")
 
 
+def joined(host: str, port: int | None) -> str:
+    """host:port, or [host]:port.
+
+    >>> joined("::1", 443), joined("10.0.0.1", 443)
+    ('[::1]:443', '10.0.0.1:443')
+    """
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def place_of(address: str) -> tuple[str, int]:
+    """Host, without brackets, and port of host:port or [host]:port.
+
+    >>> place_of("[::1]:443")
+    ('::1', 443)
+
+    Raises:
+        ValueError: the port is no number.
+    """
+    return host_of(address), int(address.rpartition(":")[2])
+
+
 def check_bind(address: str) -> None:
     """Refuses what is no place to listen at. gRPC would take a port above 65535, and listen at another one.
 
@@ -207,8 +228,8 @@ def check_bind(address: str) -> None:
         BadInput: it has another form.
     """
     _, colon, port = address.rpartition(":")
-    if not colon or not port.isdecimal() or len(port) > 5 or int(port) > _MOST_PORT:
-        raise BadInput(f"{address}: cannot be bound: expected HOST:PORT with a port up to {_MOST_PORT}, such as 0.0.0.0:7001")
+    if not colon or not port.isdecimal() or len(port) > 5 or int(port) > MOST_PORT:
+        raise BadInput(f"{address}: cannot be bound: expected HOST:PORT with a port up to {MOST_PORT}, such as 0.0.0.0:7001")
 
 
 def check_plain(address: str) -> None:

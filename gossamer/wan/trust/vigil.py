@@ -53,7 +53,6 @@ class Vigil:
         assert self._identity is not None
         told = False
         while not self._over.wait(EVERY_S):
-            self._identity.revocations.refresh()
             for look in self._looks:
                 try:
                     look()
