@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from gossamer import BadInput, RunFailed, Stopped, __version__
+from gossamer.cli_model import add_to as add_models_to
 from gossamer.cli_wan import LogFormat, Metrics, Relay, TakeOver, add_to
 
 app = typer.Typer(
@@ -30,6 +31,7 @@ ca_app = typer.Typer(help="The project's own certificate authority: which site i
 wan_app.add_typer(ca_app, name="ca")
 app.add_typer(wan_app, name="wan")
 add_to(wan_app)
+add_models_to(app)
 
 Configs = Annotated[
     list[Path] | None,

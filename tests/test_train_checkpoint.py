@@ -211,4 +211,4 @@ def test_a_half_deleted_round_does_not_count(tmp_path, monkeypatch):
     write(tmp_path, 1)
     monkeypatch.setattr(shutil, "rmtree", lambda *a, **k: None)  # the process dies before the folder is gone
     write(tmp_path, 2, keep=1)
-    assert K._closed(tmp_path) == [2]
+    assert K.closed(tmp_path) == [2]

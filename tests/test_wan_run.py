@@ -13,6 +13,8 @@ from wan_run_toys import SITES, field
 from gossamer.app.config import load
 from gossamer.app.job import resolve
 from gossamer.app.simulate import simulate
+from gossamer.core.tree import sha256
+from gossamer.train import weights
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -46,6 +48,9 @@ def test_a_run_of_sites_has_the_bits_of_its_simulation(method: str, text: Path, 
         check_same(run.summary("lyon"), simulated(sets, tmp_path / "sim"))
         assert run.summary("oslo") == run.summary("lyon")
         assert (run.root / "runs" / "lyon" / "report.html").is_file()
+        models = [found for site in SITES[:n] if (found := weights.read(run.root / "runs" / site)) is not None]
+        assert len(models) == (1 if method == "gasloc" else n)  # of gossip one site alone has the mean of all
+        assert all(len(found.workers) == n or sha256(found.tree) == run.summary("lyon")["params_sha256"][0] for found in models)
         if method == "diloco":  # the comparison can fail
             with pytest.raises(AssertionError):
                 check_same(run.summary("lyon"), simulated([*sets, "seed=1"], tmp_path / "other"))

@@ -77,6 +77,13 @@ def report(runs: Sequence[Path], *, out: Path | None) -> None:
     _console().print(f"report: {path}")
 
 
+def export(run: Path, *, to: Path, round: int | None) -> None:
+    """`gossamer export`."""
+    from gossamer.app.export import export as write
+
+    _console().print(f"model: {write(run, to, round)} (transformers, and what builds on it, load this folder)")
+
+
 def trace(run: Path, *, to: Path) -> None:
     """`gossamer trace`."""
     from gossamer.report import perfetto

@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -18,6 +19,9 @@ from gossamer.core.errors import BadInput, RunFailed
 
 LOGS = "logs"
 """Of a run folder: what its processes print. It may be there first."""
+TOKENIZER = "tokenizer"
+"""Of a run folder: the tokenizer, unless it is plain bytes. So the folder needs no data to tell what its model says."""
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 _NAME_BYTES = 255
 """What file systems allow."""
 _TITLE_LETTERS = 50
@@ -95,8 +99,11 @@ class RunFolder:
         self.path = path
 
     @classmethod
-    def create(cls, path: Path, config: Config, facts: dict[str, Any]) -> RunFolder:
+    def create(cls, path: Path, config: Config, facts: dict[str, Any], tokenizer: Path | None = None) -> RunFolder:
         """Makes the folder with `config.toml`, and `facts` (corpus hash, parameter count, versions) in `facts.json`.
+
+        Args:
+            tokenizer: a tokenizer.json, of which the folder keeps a copy; what belongs to it and lies beside it, too.
 
         Raises:
             BadInput: the folder holds something, or cannot be made.
@@ -107,6 +114,8 @@ class RunFolder:
             path.mkdir(parents=True, exist_ok=True)
         except (OSError, ValueError) as error:  # ValueError: a NUL in the name
             raise _no_folder(path, error) from error
+        if tokenizer is not None:
+            _keep(tokenizer, path / TOKENIZER)
         write_atomically(path / "config.toml", dump(config))
         write_atomically(path / "facts.json", json.dumps(facts, indent=2) + "\n")
         return cls(path)
@@ -151,6 +160,19 @@ class RunFolder:
             raise BadInput(f"{file} is damaged, it is not JSON ({error}): put it back, or start a new run") from error
         if not isinstance(found, dict) or found.get("world") not in ("sim", "net", "wan"):
             raise BadInput(f'{file} is damaged: expected an object whose "world" is "sim", "net" or "wan". Put it back, or start a new run')
+        return found
+
+    def summary(self) -> dict[str, Any]:
+        """What `write_summary` was given, of a finished run.
+
+        Raises:
+            BadInput: the file is missing or damaged.
+        """
+        file = self.path / "summary.json"
+        try:
+            found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise BadInput(f"{file} cannot be read as JSON ({error}): put it back, or resume the run") from error
         return found
 
     def cut(self, name: str, rounds: int) -> None:
@@ -201,6 +223,19 @@ class RunFolder:
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Writes `summary.json`."""
         write_atomically(self.path / "summary.json", json.dumps(clean(summary), indent=2) + "\n")
+
+
+def _keep(tokenizer: Path, folder: Path) -> None:
+    """A copy of a tokenizer's files."""
+    named = {tokenizer: _TOKENIZER_FILES[0]}
+    if tokenizer.name == _TOKENIZER_FILES[0]:
+        named |= {file: name for name in _TOKENIZER_FILES[1:] if (file := tokenizer.with_name(name)).is_file()}
+    try:
+        folder.mkdir(exist_ok=True)
+        for file, name in named.items():
+            shutil.copyfile(file, folder / name)
+    except OSError as error:
+        raise _unwritable(folder, error) from error
 
 
 def _sound(record: Any) -> bool:

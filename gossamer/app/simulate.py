@@ -25,7 +25,7 @@ from gossamer.sim.memo import MemoCombine
 from gossamer.sim.network import Network
 from gossamer.sim.seats import SeatNetwork
 from gossamer.sim.timing import ComputeTime
-from gossamer.train import checkpoint
+from gossamer.train import checkpoint, weights
 from gossamer.train.data import Corpus
 from gossamer.train.model import parameters_of
 from gossamer.worker.account import TraceKind
@@ -40,7 +40,7 @@ def simulate(job: Job, out: Path | None = None, resume: RunFolder | None = None,
         out: folder of a new run; a name made of the title and the time by default.
         resume: the folder of a run to go on with, from its last whole checkpoint.
         quiet: show no progress.
-        lean: write no trace and no checkpoint at the end, for a run whose folder is thrown away.
+        lean: write no trace, no checkpoint at the end and no model, for a run whose folder is thrown away.
 
     Raises:
         BadInput: the folder exists, or there is nothing to resume.
@@ -76,7 +76,7 @@ def simulate(job: Job, out: Path | None = None, resume: RunFolder | None = None,
             resume.cut(name, round0)
         folder = resume
     else:
-        folder = RunFolder.create(out or default_path(job.title), job.config, facts_of(job, corpus, "sim"))
+        folder = RunFolder.create(out or default_path(job.title), job.config, facts_of(job, corpus, "sim"), corpus.tokenizer)
     bodies = [job.body(i, corpus) for i in range(job.n)]
     combine = MemoCombine()
     for i, (_, kept, extra) in parts.items():
@@ -120,7 +120,7 @@ def simulate(job: Job, out: Path | None = None, resume: RunFolder | None = None,
             f"stopped after round {hooks.stopped_at} of {job.method.rounds}, where a checkpoint was written; "
             f"go on with: gossamer simulate --resume {folder.path}"
         )
-    write_result(job, "sim", folder, final, hooks.judge)
+    write_result(job, "sim", folder, final, hooks.judge, lean=lean)
     return folder
 
 
@@ -140,25 +140,30 @@ def write_result(
     judge: Callable[[Tree], float],
     dead: Sequence[int] = (),
     without_records: Sequence[int] = (),
+    lean: bool = False,
 ) -> None:
-    """`summary.json` of a finished run. `trees`: the parameters of the workers that are left; where there are servers, the global one's
-    alone, and `dead` says which workers are not. `without_records`: workers whose records are elsewhere."""
+    """The model of a finished run and its `summary.json`. `trees`: the parameters of the workers that are left; where there are servers,
+    the global one's alone, and `dead` says which workers are not. `without_records`: whose records are elsewhere. `lean`: no model."""
     living = list(trees.values())
     if not living:
         raise RunFailed("no worker has come to the end of the run: all had died, so there is no model (clock.kill: leave one of them)")
     losses = {i: judge(t) for i, t in trees.items()} if not job.method.synchronous and not job.servers else None
     records = folder.read_lines("metrics.jsonl")
+    model = fleet_mean(job, living)
     summary = summarise(
         job,
         world,
         records,
-        final_loss=judge(fleet_mean(job, living)),
+        final_loss=judge(model),
         worker_losses=None if losses is None else [losses.get(i) for i in range(job.n)],
         distance=None if job.servers else consensus_distance(living),
         hashes=[sha256(living[0])] if job.servers else [sha256(trees[i]) if i in trees else None for i in range(job.n)],
         dead=dead if job.servers else [i for i in range(job.n) if i not in trees],
         agreed=write_agreement(job, folder, records),
     )
+    if not lean:
+        mean_of = tuple(trees)[:1] if job.method.synchronous else tuple(trees)
+        weights.write(folder.path, weights.Weights(model, job.method.rounds, summary["tokens"], mean_of))
     folder.write_summary(summary | ({"without_records": list(without_records)} if without_records else {}))
 
 

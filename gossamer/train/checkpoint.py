@@ -88,8 +88,8 @@ def write_part(
     about["body"] = {"order": list(body), "values": {k: v for k, v in body.items() if not isinstance(v, Tensor)}}
     tensors |= {f"body/{k}": v for k, v in body.items() if isinstance(v, Tensor)}
     path = part_path(folder, round, worker, place)
-    with _replacing(path) as scratch:
-        save_file(_apart(tensors), scratch, metadata={"gossamer": json.dumps(about)})
+    with replacing(path) as scratch:
+        save_file(apart(tensors), scratch, metadata={"gossamer": json.dumps(about)})
         sha = _sha256(scratch)
     return sha
 
@@ -105,13 +105,7 @@ def read_part(folder: Path, round: int, worker: int, device: torch.device = _CPU
         RunFailed: no such round or worker, or a damaged part.
         BadInput: the rank count has changed while an exchange was in flight.
     """
-    manifest = read_manifest(folder, round)
-    if worker not in manifest.parts:
-        raise RunFailed(
-            f"the checkpoint of round {round} in {folder} has workers {sorted(manifest.parts)}, not worker {worker}: it is another one's. "
-            f"Put its own back, or remove {round_folder(folder, round)} to go on from an earlier one"
-        )
-    shas = manifest.parts[worker]
+    shas = parts_of(folder, read_manifest(folder, round), worker)
     if len(shas) == place.ranks:
         about, tensors = _read_file(part_path(folder, round, worker, place), round, shas[place.rank])
     else:
@@ -122,20 +116,51 @@ def read_part(folder: Path, round: int, worker: int, device: torch.device = _CPU
     return Part(unpack_state(about["state"], tensors, device), body, about["extra"])
 
 
-def _read_file(path: Path, round: int, sha: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What one file says, and its tensors."""
-    from safetensors import safe_open
+def parts_of(folder: Path, manifest: Manifest, worker: int) -> tuple[str, ...]:
+    """The SHA-256 of the parts of one worker's ranks.
 
+    Raises:
+        RunFailed: it has none.
+    """
+    if worker not in manifest.parts:
+        raise RunFailed(
+            f"the checkpoint of round {manifest.round} in {folder} has workers {sorted(manifest.parts)}, not worker {worker}: it is "
+            f"another one's. Put its own back, or remove {round_folder(folder, manifest.round)} to go on from an earlier one"
+        )
+    return manifest.parts[worker]
+
+
+def check_part(path: Path, round: int, sha: str) -> None:
+    """That a file is what the manifest says.
+
+    Raises:
+        RunFailed: it is not, or cannot be read.
+    """
     if (fault := _fault(path, sha)) is not None:
         raise RunFailed(f"the checkpoint of round {round} cannot be used: {fault}. Remove {path.parent} to go on from an earlier one")
-    with safe_open(path, framework="pt") as f:
-        about = json.loads(f.metadata()["gossamer"])
-        tensors = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118 (not a mapping)
+
+
+def about_of(metadata: Mapping[str, str], path: Path) -> dict[str, Any]:
+    """What the header of a part says beside its tensors.
+
+    Raises:
+        RunFailed: another release wrote it.
+    """
+    about: dict[str, Any] = json.loads(metadata["gossamer"])
     if about["format"] != FORMAT:
         raise RunFailed(
             f"{path} has checkpoint format {about['format']}, this release reads {FORMAT}: resume with the release that wrote it"
         )
-    return about, tensors
+    return about
+
+
+def _read_file(path: Path, round: int, sha: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What one file says, and its tensors."""
+    from safetensors import safe_open
+
+    check_part(path, round, sha)
+    with safe_open(path, framework="pt") as f:
+        return about_of(f.metadata(), path), {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118 (not a mapping)
 
 
 def close(
@@ -167,7 +192,7 @@ def close(
         several = [{"file": path.name, "sha256": sha} for path, sha in zip(paths, shas, strict=True)]
         files[str(worker)] = several[0] if len(several) == 1 else {"ranks": several}
     about = {"format": FORMAT, "round": round, "tokens": tokens, "parts": files, "extra": dict(extra or {})}
-    with _replacing(round_folder(folder, round) / MANIFEST) as scratch:
+    with replacing(round_folder(folder, round) / MANIFEST) as scratch:
         scratch.write_text(json.dumps(about, indent=1))
     if keep is not None:
         _prune(folder, keep)
@@ -193,7 +218,7 @@ def read_manifest(folder: Path, round: int) -> Manifest:
 def latest(folder: Path) -> int | None:
     """The newest round whose manifest and parts are all sound; None where there is none. A damaged one is passed over, with a warning
     that names the damage."""
-    for round in reversed(_closed(folder)):
+    for round in reversed(closed(folder)):
         try:
             manifest = read_manifest(folder, round)
         except RunFailed as error:
@@ -212,7 +237,7 @@ def latest(folder: Path) -> int | None:
 
 def newest(folder: Path) -> int | None:
     """The newest round with a manifest; its parts are not looked at."""
-    return max(_closed(folder), default=None)
+    return max(closed(folder), default=None)
 
 
 def round_folder(folder: Path, round: int) -> Path:
@@ -226,7 +251,7 @@ def part_path(folder: Path, round: int, worker: int, place: Place = ALONE) -> Pa
     return round_folder(folder, round) / f"worker-{worker}{rank}.safetensors"
 
 
-def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The file format takes contiguous tensors of separate memory, here on the CPU: where two share it (a tree kept twice), the second
     is copied."""
     out: dict[str, Tensor] = {}
@@ -242,7 +267,7 @@ def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 @contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path) -> Iterator[Path]:
     """A scratch path that becomes `path` when the block ends well; otherwise nothing is left."""
     from safetensors import SafetensorError
 
@@ -291,16 +316,17 @@ def _rounds(folder: Path) -> list[int]:
     return sorted(int(m[1]) for m in map(_ROUND.fullmatch, names) if m)
 
 
-def _closed(folder: Path) -> list[int]:
+def closed(folder: Path) -> list[int]:
+    """The rounds with a manifest, oldest first; their parts are not looked at."""
     return [r for r in _rounds(folder) if (round_folder(folder, r) / MANIFEST).is_file()]
 
 
 def _prune(folder: Path, keep: int) -> None:
     """Deletes rounds before the oldest of the newest `keep` closed ones; younger open ones may still be being written."""
-    closed = _closed(folder)
-    if len(closed) < keep:
+    whole = closed(folder)
+    if len(whole) < keep:
         return
-    oldest = closed[-keep]
+    oldest = whole[-keep]
     for round in _rounds(folder):
         if round < oldest:
             gone = round_folder(folder, round)

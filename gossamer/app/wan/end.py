@@ -14,6 +14,7 @@ from gossamer.app.simulate import write_result
 from gossamer.app.wan.hooks import SiteHooks
 from gossamer.core.tree import Tree
 from gossamer.real.group import Group
+from gossamer.train import weights
 from gossamer.worker.server import ServerGone
 from gossamer.worker.state import State
 
@@ -59,6 +60,9 @@ def conclude(
     if not mine:
         for name in STREAMS:
             merge(folder, name, [hooks.own(name, servers_of(job))])
+        if job.method.synchronous and job.ranges is None and not job.servers:  # the model of the run, here too
+            tokens = json.loads(summary)["tokens"]
+            weights.write(folder.path, weights.Weights(state.x, job.method.rounds, tokens, (hooks.me,)))
         folder.write_summary(json.loads(summary))
     return mine
 

@@ -59,7 +59,8 @@ class SiteFolder(RunFolder):
                     "choose another folder with --out; it takes the state of another site"
                 )
             return
-        RunFolder.create(self.path, self._job.config, facts_of(self._job, self._corpus, "wan") | self._mine | {"seat": seat})
+        facts = facts_of(self._job, self._corpus, "wan") | self._mine | {"seat": seat}
+        RunFolder.create(self.path, self._job.config, facts, self._corpus.tokenizer)
         self.there, self.seat = True, seat
 
 

@@ -1,0 +1,133 @@
+"""The model of a run folder, to evaluate or to take elsewhere.
+
+    found = load(Path("runs/demo"))
+    found.model, found.tokenizer        # as transformers have them
+
+Its parameters are the fleet's mean: what all workers of a synchronous method hold, the mean over the workers of a gossip method, the global
+server's where there are servers.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from gossamer.app.config import load as read_config
+from gossamer.app.folder import TOKENIZER, RunFolder
+from gossamer.app.job import Job, resolve
+from gossamer.app.settings import Config
+from gossamer.core.errors import BadInput
+from gossamer.core.tree import Tree
+from gossamer.train import checkpoint, weights
+from gossamer.train.model import longest_sequence, parameters_of
+from gossamer.train.tokenizer import as_transformers
+from gossamer.train.weights import Weights
+
+
+class Trained(NamedTuple):
+    """What a run has come to."""
+
+    model: Any
+    """A model of transformers, float32, on the CPU, in evaluation mode. Tensors that are not trained are as the configuration has them."""
+    tokenizer: Any
+    """A `transformers.PreTrainedTokenizerFast`."""
+    config: Config
+    round: int
+    """Rounds completed."""
+    tokens: int
+    """Of all workers."""
+    workers: tuple[int, ...] = ()
+    """Whose mean it is; one where all hold the same."""
+
+
+def load(folder: Path, round: int | None = None) -> Trained:
+    """The model of a run.
+
+    Args:
+        folder: a run folder.
+        round: that of one of its checkpoints; None: the end of the run, where it has come to it, else the last whole checkpoint.
+
+    Raises:
+        BadInput: no run folder, none trained yet, no such checkpoint, or one of another model.
+        RunFailed: a damaged file.
+    """
+    run = RunFolder.existing(folder)
+    job = resolve(read_config([folder / "config.toml"]))
+    found = _weights(run, job, round)
+    model = job.model()
+    put(model, found.tree, f"the checkpoint of round {found.round} in {folder}")
+    return Trained(model.eval(), tokenizer(run, job, longest_sequence(model)), job.config, found.round, found.tokens, found.workers)
+
+
+def put(model: nn.Module, tree: Tree, what: str) -> None:
+    """Sets the trainable parameters of `model`, all of them.
+
+    Raises:
+        BadInput: `tree` is of another model; `what` says where it comes from.
+    """
+    own = parameters_of(model)
+    for name in own.keys() | tree.keys():
+        here, there = (f"shape {tuple(t[name].shape)}" if name in t else "none of that name" for t in (own, tree))
+        if here != there:
+            raise BadInput(
+                f"{what} is of another model: of {name} it has {there}, and the model of the configuration {here}. Put the checkpoints and "
+                "the config.toml of one run together"
+            )
+    with torch.no_grad():
+        for name, p in own.items():
+            p.copy_(tree[name])
+
+
+def tokenizer(run: RunFolder, job: Job, longest: int | None) -> Any:
+    """The tokenizer of a run, as transformers have it.
+
+    Args:
+        longest: tokens that the model takes at most.
+
+    Raises:
+        BadInput: the folder does not hold it, and the data of which it was made are gone or changed.
+    """
+    kept = run.path / TOKENIZER
+    if kept.is_dir():
+        return as_transformers(kept, longest)
+    return as_transformers("bytes" if job.config.data.tokenizer == "bytes" else job.corpus().tokenizer, longest)
+
+
+def _weights(run: RunFolder, job: Job, round: int | None) -> Weights:
+    """The fleet's mean."""
+    if round is None and run.finished and (end := weights.read(run.path)) is not None:
+        return end
+    folder = run.checkpoints
+    found = checkpoint.latest(folder) if round is None else round
+    there = checkpoint.closed(folder)
+    if found is None:
+        raise BadInput(
+            f"{run.path} has no whole checkpoint: nothing is trained yet, or it was not kept. Set checkpoint.every, or let it end"
+        )
+    if found not in there:
+        kept = f"there are rounds {', '.join(map(str, there))}" if there else "there is none"
+        raise BadInput(f"{run.path} has no checkpoint of round {found}: {kept} (checkpoint.every and checkpoint.keep)")
+    return weights.of_checkpoint(folder, found, _whose(run, job, checkpoint.read_manifest(folder, found)))
+
+
+def _whose(run: RunFolder, job: Job, manifest: checkpoint.Manifest) -> list[int]:
+    """The seats whose anchors make up the model."""
+    workers = sorted(w for w in manifest.parts if w < job.n)
+    if tiers := job.method.tiers:
+        if tiers.top not in manifest.parts:
+            raise BadInput(
+                f"the checkpoint of round {manifest.round} in {run.path} has no part of the global server, whose parameters are the model "
+                "of the run: take the folder of the site that holds it"
+            )
+        return [tiers.top]
+    if job.method.synchronous:
+        return workers[:1]
+    if run.facts()["world"] == "wan" and job.n > 1:
+        raise BadInput(
+            f"{run.path} is the folder of one site, whose checkpoint of round {manifest.round} has its own parameters alone, and the model "
+            "of the run is the mean over all sites: take the folder of the site that has made the summary, at the end of the run"
+        )
+    return workers
