@@ -15,6 +15,7 @@ import typer
 
 from gossamer import BadInput, RunFailed, Stopped, __version__
 from gossamer.cli_model import add_to as add_models_to
+from gossamer.cli_report import add_to as add_reports_to
 from gossamer.cli_wan import LogFormat, Metrics, Relay, TakeOver, add_to
 
 app = typer.Typer(
@@ -32,6 +33,7 @@ wan_app.add_typer(ca_app, name="ca")
 app.add_typer(wan_app, name="wan")
 add_to(wan_app)
 add_models_to(app)
+add_reports_to(app)
 
 Configs = Annotated[
     list[Path] | None,
@@ -54,7 +56,6 @@ Identity = Annotated[
 Secret = Annotated[
     Path | None, typer.Option("--secret", metavar="FILE", help="The run secret; DIR/run.secret by default.", show_default=False)
 ]
-Runs = Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders.", show_default=False)]
 
 
 def _version(asked: bool) -> None:
@@ -183,33 +184,6 @@ def profile(
     from gossamer.app import commands
 
     commands.profile(configs or [], sets or [], workers=workers, batches=batches, steps=steps, memory_limit_gb=memory_limit_gb, out=out)
-
-
-@app.command()
-def report(
-    runs: Runs,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", help="The page to write; left out: report.html in the run folder. Needed for several runs.", show_default=False
-        ),
-    ] = None,
-) -> None:
-    """Make one self-contained page of one or several runs."""
-    from gossamer.app import commands
-
-    commands.report(runs, out=out)
-
-
-@app.command()
-def trace(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)],
-    to: Annotated[Path, typer.Option("--to", metavar="FILE", help="The file to write, such as trace.json.", show_default=False)],
-) -> None:
-    """Export the timeline of a run for Perfetto (ui.perfetto.dev) or chrome://tracing."""
-    from gossamer.app import commands
-
-    commands.trace(run, to=to)
 
 
 @app.command()

@@ -102,6 +102,7 @@ def make_run(
                     "participants": heard[i],
                     "refused": [],
                 }
+                | ({"links": {str(j): [sent // 2, lag + 0.35] for j in heard[i] if j != i}} if workers > 1 and lag else {})
             )
         if evals and (t % 2 == 1 or t == rounds - 1):
             common = {"kind": "eval", "round": t, "tokens": planned, "time_s": max(now)}
@@ -143,6 +144,26 @@ def make_run(
     write_lines(folder / "metrics.jsonl", metrics)
     write_lines(folder / "trace.jsonl", spans)
     (folder / "summary.json").write_text(json.dumps(summary | dict(change or {})), encoding="utf-8")
+    return folder
+
+
+def make_plan(folder: Path, rounds: int = 20, round_s: float = 30.0) -> Path:
+    """Writes `plan.json` beside a run of four workers, whose uplinks take 10 Mbit/s and whose links take no more than 5, or 8."""
+    four = [0, 1, 2, 3]
+    told = {
+        "title": "GeoMesh", "method": "geomesh", "fleet": "azure-4", "workers": 4, "worker_names": list(AZURE),
+        "worker_regions": ["a", "a", "b", "c"], "rounds": rounds, "tokens": rounds * 262_144, "sequence": 128, "steps": [30, 28, 26, 24],
+        "batch": [8] * 4, "charged_as": None, "bytes_charge": 1.0,
+        "round": {
+            "clock": "virtual", "round_s": round_s, "compute_s": [20.0] * 4, "straggler_idle_s": [1.0] * 4,
+            "network_idle_s": [2.0] * 4, "bytes_sent": [600_000.0] * 4,
+        },
+        "lines": {
+            "sites": list(AZURE), "site": four, "up_mbps": [10.0] * 4, "down_mbps": [None] * 4, "within": [100_000.0, 0.05],
+            "between": [[a, b, 5.0 if a == 0 else 8.0, 20.0] for a in four for b in four if a != b],
+        },
+    }  # fmt: skip
+    (folder / "plan.json").write_text(json.dumps(told), encoding="utf-8")
     return folder
 
 

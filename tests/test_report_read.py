@@ -10,7 +10,8 @@ from report_folders import make_run, read_lines, write_lines
 
 from gossamer.core.errors import BadInput
 from gossamer.report.figures import of_run
-from gossamer.report.read import KINDS, Run
+from gossamer.report.read import Run
+from gossamer.report.records import KINDS
 from gossamer.report.spent import seconds
 from gossamer.report.words import caution, charged, comparison_sentence, labels, sentence, worker_names
 

@@ -49,9 +49,18 @@ def of_rank(rank: int, record: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def by_worker(job: Job, record: dict[str, Any]) -> dict[str, Any]:
-    """A record of a program names workers, not their ranks."""
-    if job.ranges and (seat := record.get("waited_for")) is not None:
-        record["waited_for"] = job.ranges.workers[seat]
+    """A record of a program names workers, not their ranks: whom it waited for, and from whom what came straight."""
+    if job.ranges is None:
+        return record
+    worker = job.ranges.workers
+    if (seat := record.get("waited_for")) is not None:
+        record["waited_for"] = worker[seat]
+    if "links" in record:
+        merged: dict[str, list[float]] = {}
+        for j, (nbytes, seconds) in record["links"].items():
+            both = merged.setdefault(str(worker[int(j)]), [0, 0.0])
+            both[:] = [both[0] + nbytes, max(both[1], seconds)]  # its ranks send side by side
+        record["links"] = merged
     return record
 
 

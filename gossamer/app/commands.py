@@ -84,6 +84,13 @@ def export(run: Path, *, to: Path, round: int | None) -> None:
     _console().print(f"model: {write(run, to, round)} (transformers, and what builds on it, load this folder)")
 
 
+def watch(run: Path, *, port: int | None, once: bool) -> None:
+    """`gossamer watch`."""
+    from gossamer.report.watch import watch as show
+
+    show(run, _console(), port=port, once=once)
+
+
 def trace(run: Path, *, to: Path) -> None:
     """`gossamer trace`."""
     from gossamer.report import perfetto

@@ -14,6 +14,7 @@ from gossamer.app.agreement import write_agreement
 from gossamer.app.folder import JsonLines, RunFolder, default_path
 from gossamer.app.job import Job
 from gossamer.app.metrics import check_unchanged, evaluation, facts_of
+from gossamer.app.planned import begin
 from gossamer.app.progress import Progress, duration
 from gossamer.app.summary import consensus_distance, fleet_mean, summarise
 from gossamer.core.errors import BadInput, RunFailed, Stopped
@@ -76,7 +77,7 @@ def simulate(job: Job, out: Path | None = None, resume: RunFolder | None = None,
             resume.cut(name, round0)
         folder = resume
     else:
-        folder = RunFolder.create(out or default_path(job.title), job.config, facts_of(job, corpus, "sim"), corpus.tokenizer)
+        folder = begin(out or default_path(job.title), job, facts_of(job, corpus, "sim"), corpus.tokenizer)
     bodies = [job.body(i, corpus) for i in range(job.n)]
     combine = MemoCombine()
     for i, (_, kept, extra) in parts.items():

@@ -15,6 +15,7 @@ from gossamer.app.collect import STREAMS, by_worker, collect, of_rank, opened
 from gossamer.app.folder import JsonLines, RunFolder
 from gossamer.app.job import Job
 from gossamer.app.metrics import check_unchanged, evaluation, facts_of
+from gossamer.app.planned import begin
 from gossamer.app.progress import Progress, duration
 from gossamer.app.served import Passing, ServerHooks, processes, seats_of, serve, servers_of
 from gossamer.core.errors import BadInput, RunFailed, Stopped
@@ -78,7 +79,7 @@ def launch_local(job: Job, out: Path, *, resume: bool = False) -> Path:
     _check_world(job)
     corpus = job.corpus()  # made once, before all workers ask for it
     if not resume:
-        RunFolder.create(out, job.config, facts_of(job, corpus, "net"), corpus.tokenizer)
+        begin(out, job, facts_of(job, corpus, "net"), corpus.tokenizer)
     else:
         check_unchanged(job, corpus, RunFolder.existing(out).facts())
         if RunFolder(out).finished:
@@ -171,7 +172,7 @@ def _survives(job: Job) -> bool:
 def _folder(job: Job, group: Group, out: Path, corpus: Corpus, resume: bool) -> RunFolder:
     """The run folder, on storage that all workers share: made by worker 0 unless our launcher has made it."""
     if group.me == 0 and not resume and STORE_ENV not in os.environ:
-        RunFolder.create(out, job.config, facts_of(job, corpus, "net"), corpus.tokenizer)
+        begin(out, job, facts_of(job, corpus, "net"), corpus.tokenizer)
     group.all_equal({"run folder": str(out) if STORE_ENV in os.environ else "made"})
     if not (out / "config.toml").is_file():
         raise BadInput(

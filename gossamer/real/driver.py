@@ -208,8 +208,9 @@ class RealWorld:
         taken = self._await(receipts, effect)
         now_s = time.monotonic()
         arrivals_s = {j: r.at_s if taken[j] else now_s for j, r in receipts.items()}
-        self._ledger.wait(arrivals_s, effect.carries, effect.round, effect.fragment)
         heard = [r for j, r in receipts.items() if taken[j]]
+        nbytes = {r.src: r.value.nbytes for r in heard if r.error is None}
+        self._ledger.wait(arrivals_s, effect.carries, effect.round, effect.fragment, nbytes)
         for r in heard:
             if r.error is not None:
                 raise r.error

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gossamer.worker.account import Account, Hooks, TraceKind, split_wait
+from gossamer.worker.account import MOST_LINKS, Account, Hooks, TraceKind, landed, split_wait
 from gossamer.worker.effects import Addr
 
 KINDS: tuple[TraceKind, ...] = ("compute", "straggler_idle", "network_idle", "encode", "decode", "outer", "send")
@@ -42,6 +42,8 @@ class Ledger:
         self.bytes_received = 0
         self.waited_for: Addr | None = None
         """Whom the longest wait was for."""
+        self.links: dict[Addr, list[float]] = {}
+        """What came straight from its sender: sender -> [bytes, seconds], since the last round note."""
         self._hooks = hooks
         self._ready_at = ready_at
         self._mark_s = time.monotonic()
@@ -70,9 +72,15 @@ class Ledger:
         self._mark_s = now_s
 
     def wait(
-        self, arrivals_s: Mapping[Addr, float], carries: Mapping[Addr, Sequence[Addr]] | None, ready_round: int, fragment: int = 0
+        self,
+        arrivals_s: Mapping[Addr, float],
+        carries: Mapping[Addr, Sequence[Addr]] | None,
+        ready_round: int,
+        fragment: int = 0,
+        nbytes: Mapping[Addr, int] | None = None,
     ) -> None:
         """The time since the last call was a wait for these messages, which arrived at these times of the monotonic clock.
+        `nbytes`: how long they were, of those that count.
 
         A READY note has a connection of its own and can be later than the message by a hair. Where this worker has said READY for the
         round itself, so have those whose data it has just got: a note of theirs that is not here is on its way, arrives after the wait,
@@ -80,6 +88,10 @@ class Ledger:
         that, nothing is known of them: they are left out.
         """
         begin_s = self._mark_s
+        if carries is None and nbytes and len(nbytes) <= MOST_LINKS:
+            stamps = self._ready_at(ready_round, fragment)
+            for j in nbytes.keys() & stamps.keys():
+                landed(self.links, j, nbytes[j], arrivals_s[j] - stamps[j])
         last = min(arrivals_s, key=lambda j: (-arrivals_s[j], j), default=self.me)
         if not arrivals_s or arrivals_s[last] <= begin_s:
             self.spend("send")
@@ -121,6 +133,8 @@ class Ledger:
             full |= {f"{kind}_s": seconds for kind, seconds in self._seconds.items()}
             full |= {"wall_s": self.time_s - self._noted_s, "bytes_sent": self.bytes_sent, "bytes_received": self.bytes_received}
             full["waited_for"] = self.waited_for
+            if self.links:
+                full["links"] = {str(j): told for j, told in sorted(self.links.items())}
             self._carry()
         return full
 
@@ -134,6 +148,7 @@ class Ledger:
         self.account.wall_s = self.time_s - self._start_s
         self.bytes_sent = self.bytes_received = 0
         self._longest_s, self.waited_for, self._noted_s = 0.0, None, self.time_s
+        self.links = {}
 
     def close(self) -> Account:
         """The account of the whole run."""

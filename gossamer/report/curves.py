@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from gossamer.report.read import Evaluation, Round, Run
+from gossamer.report.read import Run
+from gossamer.report.records import Evaluation, Round
 from gossamer.report.style import (
     DASHES,
     PALETTE,

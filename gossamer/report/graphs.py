@@ -63,7 +63,7 @@ def graphs(run: Run) -> Chart | None:
     same = len({tuple(sorted(edges)) for edges in found.values()}) == 1
     if same:
         first = dict([next(iter(first.items()))])
-    colors, legend = _colors(run)
+    colors, legend = colors_of(run)
     present = {t: {r.worker for r in run.rounds if r.round == t} for t in first}
     pictures = [_picture(n, edges, colors, present[t], f"round {t}" if not same else "every round") for t, edges in first.items()]
     if len(first) > 1:
@@ -93,7 +93,7 @@ def _alt(first: Mapping[int, Edges]) -> str:
     return tidy("Pairs of workers that mixed. " + "; ".join(told) + ".", 1500)
 
 
-def _colors(run: Run) -> tuple[list[str], list[tuple[str, str]]]:
+def colors_of(run: Run) -> tuple[list[str], list[tuple[str, str]]]:
     """Each worker's colour, and the regions that they stand for."""
     given = run.summary.get("worker_regions")
     regions = [tidy(r, 24) for r in given] if isinstance(given, list) and len(given) == run.workers else [""] * run.workers
@@ -125,11 +125,11 @@ def _picture(n: int, edges: Edges, colors: Sequence[str], present: set[int], tit
     for i in range(n):
         x, y = _place(i, n)
         here = i in present
-        fill, line = (colors[i], "#fff") if here else ("#fff", SOFT)
+        fill, line = (colors[i], "#ffffff") if here else ("#ffffff", SOFT)
         dash = "" if here else ' stroke-dasharray="2 1.5"'
         drawn.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}" fill="{fill}" stroke="{line}" stroke-width="1.2"{dash}/>')
         if n <= NUMBERED:
-            text = SOFT if not here else "#fff" if ink(fill) == fill else INK
+            text = SOFT if not here else "#ffffff" if ink(fill) == fill else INK
             drawn.append(f'<text x="{x:.1f}" y="{y + 2.9:.1f}" fill="{text}" font-size="8.2" text-anchor="middle">{i}</text>')
     label = escape(f"Graph of {title}")
     return (

@@ -1,4 +1,4 @@
-"""One self-contained HTML page per run or comparison: no scripts, no fonts or images from elsewhere."""
+"""One self-contained HTML page per run or comparison: nothing comes from elsewhere. Without its script it lacks the zoom alone."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from gossamer.core.errors import BadInput
 from gossamer.report import figures
 from gossamer.report.consensus import single_workers
 from gossamer.report.curves import styles
+from gossamer.report.dark import themed, variables
 from gossamer.report.read import Run
 from gossamer.report.style import Chart
 from gossamer.report.table import as_html, verdicts
@@ -26,6 +27,7 @@ from gossamer.report.words import (
     fixed,
     flat,
     fleet_name,
+    goes_on,
     labels,
     megabytes,
     percent,
@@ -88,13 +90,24 @@ class Plan:
 
 
 @dataclass(frozen=True)
+class Shown:
+    """A chart in its place on the page."""
+
+    key: str
+    chart: Chart
+    html: str
+    """The picture or table, with variables for its colours."""
+
+
+@dataclass(frozen=True)
 class Card:
     """What the page shows of one run apart from the others."""
 
     label: str
     color: str
     sentence: str
-    charts: tuple[Chart, ...]
+    parts: tuple[tuple[str, tuple[Shown, ...]], ...]
+    """Headings, and the charts below each."""
     seats: tuple[Seat, ...]
     equal: str
     """Whether the workers' parameters agree, in words, and how good each is by itself."""
@@ -223,8 +236,19 @@ def _files(folder: Path) -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
-def render(runs: Sequence[Run]) -> str:
-    """The page as HTML. BadInput without runs."""
+def shown(charts: Sequence[Chart], of: str) -> tuple[tuple[str, tuple[Shown, ...]], ...]:
+    """The charts of a run or comparison under their headings; `of` tells its charts from those of others on the page."""
+    return tuple(
+        (title, tuple(Shown(f"{of}-{chart.name}", chart, themed(chart.svg)) for chart in group)) for title, group in figures.parts(charts)
+    )
+
+
+def render(runs: Sequence[Run], version: str = "") -> str:
+    """The page as HTML. BadInput without runs.
+
+    Args:
+        version: of a page that `gossamer watch` shows: a mark of what it is made of, for its script to ask for a newer one. Else empty.
+    """
     if not runs:
         raise BadInput("no run to report on; expected at least one run folder")
     single = len(runs) == 1
@@ -236,18 +260,20 @@ def render(runs: Sequence[Run]) -> str:
             label=name,
             color=color,
             sentence=sentence(run),
-            charts=() if single else tuple(figures.beside(run)),
+            parts=() if single else shown(figures.beside(run, len(runs)), f"run-{k}"),
             seats=seats(run),
             equal=_equal(run),
             plans=plans(run),
             files=_files(run.folder),
             torn=run.torn,
         )
-        for run, name, color in zip(runs, names, colors, strict=True)
+        for k, (run, name, color) in enumerate(zip(runs, names, colors, strict=True))
     ]
+    parts = shown(figures.of_run(runs[0]) if single else figures.of_comparison(runs), "all")
     fleets = {fleet_name(run) for run in runs}
     fleet = fleets.pop() if len(fleets) == 1 else None
     subject = _listed(list(dict.fromkeys(plain_label(run) for run in runs)))
+    every = [one.html for group in (parts, *(card.parts for card in cards)) for _, charts in group for one in charts]
     loader = FileSystemLoader(Path(__file__).parent / "templates")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return environment.get_template("page.html.j2").render(
@@ -255,18 +281,21 @@ def render(runs: Sequence[Run]) -> str:
         kicker="Run" if single else f"Comparison of {len(runs)} runs",
         facts=facts(runs[0]) if single else "",
         lead=sentence(runs[0]) if single else comparison_sentence(runs),
+        goes_on=goes_on(runs),
         charged=charged(runs),
-        caution=caution(runs),
+        caution=caution(runs) if all(run.finished for run in runs) else "",
         alarms=alarms(runs),
         verdicts=verdicts(runs),
         tiles=tiles(runs[0]) if single else (),
         table=Markup(as_html(runs, () if single else colors)),
-        charts=figures.of_run(runs[0]) if single else figures.of_comparison(runs),
+        parts=parts,
+        dark=variables([*every, *(f"var(--c{color[1:]}," for color in colors)]),
         cards=cards,
         single=single,
         names=names,
         differing=[] if single else [line for line in lines if line.differs],
         common=lines if single else [line for line in lines if not line.differs],
+        version=version,
     )
 
 

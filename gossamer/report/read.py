@@ -6,6 +6,8 @@ A folder holds four files (formats are stable, see the documentation of run fold
     metrics.jsonl   one object per event: rounds, evaluations
     trace.jsonl     spans of each worker's time
     summary.json    the numbers of the whole run
+
+and, where there are any, plan.json (what was meant to be) and consensus.json.
 """
 
 from __future__ import annotations
@@ -19,70 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.core.errors import BadInput
+from gossamer.report.planned import Planned, planned_of
+from gossamer.report.records import Close, Evaluation, Replanned, Round, Span, evaluation_of, lines, plan_of, round_of, seconds_of, span_of
 
 CONFIG, METRICS, TRACE, SUMMARY = "config.toml", "metrics.jsonl", "trace.jsonl", "summary.json"
 CONSENSUS = "consensus.json"
 """Gossip alone."""
 FILES = (CONFIG, METRICS, TRACE, SUMMARY)
-KINDS = ("compute", "encode", "send", "decode", "outer", "straggler_idle", "network_idle")
-"""Kinds of time, in the order in which they are drawn everywhere."""
 NEEDED = ("method", "world", "workers", "rounds", "tokens", "final_loss", "final_perplexity", "wall_s", "bytes_sent")
-
-
-@dataclass(frozen=True)
-class Round:
-    """One worker's account of one round."""
-
-    round: int
-    worker: int
-    tokens: int
-    """The worker's own tokens of the round."""
-    tokens_total: int
-    """Planned global tokens after the round."""
-    time_s: float
-    loss: float
-    """Nats per token on the worker's own data."""
-    seconds: Mapping[str, float]
-    """Seconds by kind (see KINDS)."""
-    wall_s: float
-    bytes_sent: int
-    bytes_received: int
-    steps: int
-    """Inner steps; 0 where it does not say."""
-    weights: Mapping[int, float]
-    """Whom the worker heard, with weight; empty where it does not say."""
-
-
-@dataclass(frozen=True)
-class Close:
-    """What a worker spent after its last round, draining what was still under way."""
-
-    worker: int
-    seconds: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Loss on held-out text; `worker` is None for the mean model of the fleet."""
-
-    round: int
-    worker: int | None
-    tokens: int
-    time_s: float
-    loss: float
-    consensus_distance: float | None = None
-    """How far the workers were from their mean."""
-
-
-@dataclass(frozen=True)
-class Replanned:
-    """A new plan, in force from the round after `round` on."""
-
-    round: int
-    steps: tuple[int, ...]
-    batch: tuple[int, ...]
-    gain: float
-    """Predicted, as a fraction of the time per token."""
 
 
 @dataclass(frozen=True)
@@ -111,17 +57,6 @@ class Single:
 
 
 @dataclass(frozen=True)
-class Span:
-    """A stretch of one worker's time."""
-
-    worker: int
-    kind: str
-    start_s: float
-    end_s: float
-    round: int
-
-
-@dataclass(frozen=True)
 class Share:
     """A fraction of wall time: the fleet's mean and each worker's."""
 
@@ -143,8 +78,12 @@ class Run:
     plans: tuple[Replanned, ...]
     """Plans that replaced the first."""
     agreement: Agreement | None
+    planned: Planned | None
+    """None: an older run, which does not say."""
     torn: tuple[str, ...]
     """Files whose last line was cut short (the run died while writing) and was left out."""
+    finished: bool = True
+    """False: it goes on, or was broken off, and `summary` is of what has been so far."""
 
     @classmethod
     def load(cls, folder: Path | str) -> Run:
@@ -158,18 +97,19 @@ class Run:
         if missing:
             hint = "; the run has not finished: resume it" if missing == [SUMMARY] else "; run again, or copy the whole folder"
             raise BadInput(f"run folder {str(folder)!r} lacks {', '.join(missing)}{hint}")
-        metrics, torn_metrics = _lines(folder / METRICS)
-        trace, torn_trace = _lines(folder / TRACE)
+        metrics, torn_metrics = lines(folder / METRICS)
+        trace, torn_trace = lines(folder / TRACE)
         return cls(
             folder=folder,
-            config=_config(folder / CONFIG),
+            config=config_of(folder / CONFIG),
             summary=_summary(folder / SUMMARY),
-            rounds=tuple(_round(e) for e in metrics if e.get("kind") == "round"),
-            closes=tuple(Close(e.whole("worker"), _seconds(e)) for e in metrics if e.get("kind") == "close"),
-            evaluations=tuple(_evaluation(e) for e in metrics if e.get("kind") == "eval"),
-            spans=tuple(_span(e) for e in trace),
-            plans=tuple(_plan(e) for e in metrics if e.get("kind") == "plan"),
+            rounds=tuple(round_of(e) for e in metrics if e.get("kind") == "round"),
+            closes=tuple(Close(e.whole("worker"), seconds_of(e)) for e in metrics if e.get("kind") == "close"),
+            evaluations=tuple(evaluation_of(e) for e in metrics if e.get("kind") == "eval"),
+            spans=tuple(span_of(e) for e in trace),
+            plans=tuple(plan_of(e) for e in metrics if e.get("kind") == "plan"),
             agreement=_agreement(folder / CONSENSUS),
+            planned=planned_of(folder),
             torn=tuple(name for name, torn in ((METRICS, torn_metrics), (TRACE, torn_trace)) if torn),
         )
 
@@ -231,7 +171,8 @@ class Run:
         return Share(float(value), ()) if isinstance(value, (int, float)) else None
 
 
-def _config(path: Path) -> dict[str, Any]:
+def config_of(path: Path) -> dict[str, Any]:
+    """A configuration. BadInput where it is damaged."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -253,87 +194,6 @@ def _summary(path: Path) -> dict[str, Any]:
     return found
 
 
-class _Event(dict[str, Any]):
-    """One line of a .jsonl file that remembers where it stood, so that a missing key is reported by file and line."""
-
-    where: str = ""
-
-    def __missing__(self, key: str) -> Any:
-        raise BadInput(f"{self.where} lacks {key!r}; expected a line as documented for run folders")
-
-    def num(self, key: str) -> float:
-        value = self[key]
-        if value is None:
-            return math.nan  # a run of the clock alone has no loss and no tokens
-        if isinstance(value, (int, float)):
-            return float(value)
-        raise BadInput(f"{self.where}: {key} is {value!r}, expected a number")
-
-    def whole(self, key: str) -> int:
-        value = self.num(key)
-        if not math.isfinite(value):
-            raise BadInput(f"{self.where}: {key} is {self[key]!r}, expected a whole number")
-        return int(value)
-
-
-def _lines(path: Path) -> tuple[list[_Event], bool]:
-    """The objects of a .jsonl file, and whether the last line was cut short. Damage anywhere else is an error."""
-    lines = path.read_bytes().splitlines()
-    while lines and not lines[-1].strip():
-        lines.pop()
-    events: list[_Event] = []
-    for index, line in enumerate(lines):
-        if not line.strip():
-            continue
-        try:
-            found = json.loads(line)
-            if not isinstance(found, dict):
-                raise ValueError(f"a {type(found).__name__}, expected an object")
-        except ValueError as error:
-            if index == len(lines) - 1:
-                return events, True
-            raise BadInput(
-                f"{str(path)!r} line {index + 1} of {len(lines)} is damaged ({error}); only a cut last line can be left out"
-            ) from error
-        event = _Event(found)
-        event.where = f"{str(path)!r} line {index + 1}"
-        events.append(event)
-    return events, False
-
-
-def _seconds(e: _Event) -> dict[str, float]:
-    """Seconds by kind; a kind that is not mentioned took none."""
-    return {kind: e.num(f"{kind}_s") if f"{kind}_s" in e else 0.0 for kind in KINDS}
-
-
-def _round(e: _Event) -> Round:
-    return Round(
-        round=e.whole("round"),
-        worker=e.whole("worker"),
-        tokens=0 if e["tokens"] is None else e.whole("tokens"),
-        tokens_total=0 if e["tokens_total"] is None else e.whole("tokens_total"),
-        time_s=e.num("time_s"),
-        loss=e.num("loss"),
-        seconds=_seconds(e),
-        wall_s=e.num("wall_s"),
-        bytes_sent=e.whole("bytes_sent"),
-        bytes_received=e.whole("bytes_received"),
-        steps=e.whole("steps") if "steps" in e else 0,
-        weights=_weights(e),
-    )
-
-
-def _weights(e: _Event) -> dict[int, float]:
-    found = e.get("weights") or {}
-    if not isinstance(found, dict) or not all(k.isdigit() and isinstance(w, (int, float)) for k, w in found.items()):
-        raise BadInput(f"{e.where}: weights is {found!r}, expected an object from workers to numbers")
-    return {int(k): float(w) for k, w in found.items()}
-
-
-def _plan(e: _Event) -> Replanned:
-    return Replanned(e.whole("round"), tuple(map(int, e["steps"])), tuple(map(int, e["batch"])), e.num("predicted_gain"))
-
-
 def _agreement(path: Path) -> Agreement | None:
     """What the file says; None where there is none. BadInput where it is not what runs write."""
     if not path.is_file():
@@ -352,13 +212,3 @@ def _agreement(path: Path) -> Agreement | None:
 
 def _numbers(values: Any) -> tuple[float | None, ...]:
     return tuple(None if v is None else float(v) for v in values)
-
-
-def _evaluation(e: _Event) -> Evaluation:
-    worker = None if e["worker"] == "fleet" else e.whole("worker")
-    apart = e.num("consensus_distance") if e.get("consensus_distance") is not None else None
-    return Evaluation(e.whole("round"), worker, e.whole("tokens"), e.num("time_s"), e.num("loss"), apart)
-
-
-def _span(e: _Event) -> Span:
-    return Span(e.whole("worker"), str(e["kind"]), e.num("start_s"), e.num("end_s"), e.whole("round"))

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 
 from gossamer.report.curves import styles
-from gossamer.report.read import KINDS, Close, Round, Run
+from gossamer.report.read import Run
+from gossamer.report.records import KINDS, Close, Round
 from gossamer.report.style import (
     KIND_COLORS,
     PALETTE,
@@ -185,7 +186,7 @@ def timeline(run: Run, rounds: int = 3) -> Chart | None:
         caption += " A dashed line: the first worker begins the next round."
     if len(shown) < len(ids):
         caption += f" The first {len(shown)} of {len(ids)} workers."
-    return Chart("timeline", "Timeline of the first rounds", caption, alt, svg, wide=True)
+    return Chart("timeline", "Timeline", caption, alt, svg, wide=True)
 
 
 def bytes_by_worker(run: Run) -> Chart | None:
@@ -223,7 +224,18 @@ def bytes_by_worker(run: Run) -> Chart | None:
         )
         svg = to_svg(figure, f"bytes-{run.folder}", alt)
     caption = "Packets with their headers." + (" Neighbouring workers are averaged." if len(groups) < count else "")
+    if (ratio := against_fp32(run)) is not None:
+        caption += f" In the mean a worker sends {fixed(ratio, 3)} times the model in float32 (4 bytes a parameter) a round"
+        caption += f", {fixed(1 / ratio, 1)} times less than that." if 0 < ratio < 0.67 else "."
     return Chart("bytes-by-worker", "Bytes per worker", caption, alt, svg)
+
+
+def against_fp32(run: Run) -> float | None:
+    """Bytes that a worker sends in a round, the mean over both, over those of the parameters in float32; None: not known."""
+    parameters = run.number("parameters")
+    if not parameters or not run.rounds:
+        return None
+    return sum(r.bytes_sent for r in run.rounds) / len(run.rounds) / (4 * parameters)
 
 
 def bytes_by_round(run: Run) -> Chart | None:

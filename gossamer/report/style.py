@@ -41,7 +41,7 @@ METHOD_COLORS = {
     "sparse_loco": 7,
 }
 DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
-WIDTH_IN, WIDE_IN = 5.6, 11.4
+WIDTH_IN, WIDE_IN = 5.1, 11.4
 RC: dict[str, Any] = {
     "svg.fonttype": "none",
     "text.parse_math": False,
@@ -83,6 +83,10 @@ class Chart:
     wide: bool = False
     flows: bool = False
     """Made of small pictures that find their own places, on a narrow page too."""
+    table: bool = False
+    """A table: it gets a box that scrolls."""
+    data: str = ""
+    """JSON for the script of the page, which shows the chart in its own way; without the script `svg` is shown."""
 
 
 def run_styles(methods: Sequence[object], recipes: Sequence[Hashable]) -> list[tuple[str, Any]]:

@@ -10,7 +10,8 @@ from itertools import pairwise
 from pathlib import PurePath
 from typing import Any, TypeAlias
 
-from gossamer.report.read import KINDS, Run
+from gossamer.report.read import Run
+from gossamer.report.records import KINDS
 
 DASH = "—"
 FEW_ROUNDS = 40
@@ -227,6 +228,16 @@ def _away(run: Run) -> list[str]:
         mine = sorted(r.round for r in run.rounds if r.worker == i)
         found += [f"worker {i} died after round {a} and was back in round {b}" for a, b in pairwise(mine) if b > a + 1]
     return found
+
+
+def goes_on(runs: Sequence[Run]) -> str:
+    """What a page must say of runs that have not finished; empty when all have."""
+    said = []
+    for label, run in zip(labels(runs), runs, strict=True):
+        if not run.finished:
+            of = f" of {run.planned.rounds:,}" if run.planned else ""
+            said.append(f"{label} has not finished: round {int(run.summary['rounds']):,}{of} is what all workers have completed")
+    return f"{'; '.join(said)}. All numbers are of what has been so far." if said else ""
 
 
 def alarms(runs: Sequence[Run]) -> list[str]:

@@ -223,7 +223,7 @@ class Simulation:
                 if not worker.mail.present(effect, worker.round):
                     self._wait(worker, effect)
                     return
-                reply, _, _ = worker.mail.take(effect, worker.round)
+                reply, _, _ = worker.mail.take(effect, worker.round, self._rounds.ready_s)
                 if effect.deadline_s is not None:
                     self._absences.ended(worker.addr, effect.tag)
             elif type(effect) is RecvAny:
@@ -380,7 +380,7 @@ class Simulation:
         gather, begin_s = worker.gather, worker.now_s
         assert gather is not None
         worker.gather = None
-        heard, last, last_s = worker.mail.take(gather, worker.round)
+        heard, last, last_s = worker.mail.take(gather, worker.round, self._rounds.ready_s)
         if gather.deadline_s is not None:
             self._absences.ended(worker.addr, gather.tag)
         ready_s = self._rounds.ready_s.get((gather.round, gather.fragment), {})

@@ -12,6 +12,7 @@ from heapq import heappop, heappush
 from typing import Generic, NamedTuple, TypeVar
 
 from gossamer.core.errors import RunFailed
+from gossamer.worker.account import MOST_LINKS, landed
 from gossamer.worker.effects import Addr, Gather, Tag
 from gossamer.worker.packet import Packet
 
@@ -130,7 +131,7 @@ class Mailbox:
         serves: a server, which takes whatever comes first; others name whom they wait for.
     """
 
-    __slots__ = ("_addr", "_arrived", "_count", "_expected", "_senders", "_waits_for", "lacks", "queues")
+    __slots__ = ("_addr", "_arrived", "_count", "_expected", "_senders", "_waits_for", "lacks", "links", "queues")
 
     def __init__(self, addr: Addr, senders: int, serves: bool = False) -> None:
         self._addr, self._senders = addr, senders
@@ -140,6 +141,8 @@ class Mailbox:
         """Slots that the wait still lacks."""
         self.queues: dict[int, list[tuple[float, Addr, int, Packet]]] | None = {} if serves else None
         """Of a server, by tag: a heap of (arrival, sender, number, packet)."""
+        self.links: dict[Addr, list[float]] = {}
+        """What came straight from its sender since the last round note: sender -> [bytes, seconds]."""
         self._count = 0
         self._waits_for = -1
 
@@ -209,13 +212,17 @@ class Mailbox:
                 lacks.add(slot)
         return not lacks
 
-    def take(self, gather: Gather, round: int) -> tuple[dict[Addr, Packet], Addr, float]:
+    def take(
+        self, gather: Gather, round: int, ready_s: Mapping[tuple[int, int], Mapping[Addr, float]]
+    ) -> tuple[dict[Addr, Packet], Addr, float]:
         """Takes the messages of a wait out. Returns them, the last to arrive (a tie: the lowest address) and its time.
 
         Raises:
             RunFailed: a message of another size than expected. `round` is the worker's, for the message.
         """
         base, take_mail, take_size = gather.tag * self._senders, self._arrived.take, self._expected.take
+        told = gather.carries is None and len(gather.frm) <= MOST_LINKS
+        stamps = ready_s.get((gather.round, gather.fragment), {}) if told else {}
         heard: dict[Addr, Packet] = {}
         last, last_s = -1, float("-inf")
         for j in gather.frm:
@@ -227,6 +234,8 @@ class Mailbox:
                     f"sent {packet.nbytes} bytes: both must compute one size from one configuration"
                 )
             heard[j] = packet
+            if j in stamps and packet.data is not None:
+                landed(self.links, j, nbytes, at_s - stamps[j])
             if at_s > last_s or (at_s == last_s and j < last):
                 last, last_s = j, at_s
         return heard, last, last_s

@@ -86,6 +86,9 @@ class Worker:
             full["bytes_sent"] = self.said_bytes
             full["bytes_received"] = self.heard_bytes
             full["waited_for"] = self.waited_for
+            if self.mail.links:
+                full["links"] = {str(j): told for j, told in sorted(self.mail.links.items())}
+                self.mail.links = {}
             self.settle()
         return full
 

@@ -30,6 +30,25 @@ class Account:
         return self.seconds.get(kind, 0.0) / self.wall_s if self.wall_s else 0.0
 
 
+MOST_LINKS = 64
+"""Of a wait for more messages than this no links are told."""
+
+
+def landed(links: dict[Addr, list[float]], src: Addr, nbytes: int, seconds: float) -> None:
+    """Adds a message of `nbytes` from `src`, which took `seconds` from its sender's READY until it was here, to {src: [bytes, seconds]}.
+
+    >>> links: dict[Addr, list[float]] = {}
+    >>> for nbytes in (100, 300):
+    ...     landed(links, 2, nbytes, 0.5)
+    >>> links
+    {2: [400, 1.0]}
+    """
+    if seconds > 0.0:
+        found = links.setdefault(src, [0, 0.0])
+        found[0] += nbytes
+        found[1] += seconds
+
+
 def split_wait(
     begin_s: float,
     arrivals_s: Mapping[Addr, float],

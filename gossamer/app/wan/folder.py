@@ -8,6 +8,7 @@ from gossamer.app.config import load, shared
 from gossamer.app.folder import RunFolder, check_new
 from gossamer.app.job import Job
 from gossamer.app.metrics import check_unchanged, facts_of
+from gossamer.app.planned import begin
 from gossamer.core.errors import BadInput
 from gossamer.train.data import Corpus
 from gossamer.wan.roster.differing import named, settings_of
@@ -60,7 +61,7 @@ class SiteFolder(RunFolder):
                 )
             return
         facts = facts_of(self._job, self._corpus, "wan") | self._mine | {"seat": seat}
-        RunFolder.create(self.path, self._job.config, facts, self._corpus.tokenizer)
+        begin(self.path, self._job, facts, self._corpus.tokenizer)
         self.there, self.seat = True, seat
 
 

@@ -1,0 +1,174 @@
+"""A run that has not finished, read from what lies in its folder by now: `load("runs/geomesh")`, as often as you like."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gossamer.core.errors import BadInput
+from gossamer.report.planned import PLAN, Planned, planned_of
+from gossamer.report.read import CONFIG, CONSENSUS, METRICS, SUMMARY, TRACE, Run, config_of
+from gossamer.report.records import (
+    Close,
+    Evaluation,
+    Event,
+    Replanned,
+    Round,
+    evaluation_of,
+    lines,
+    plan_of,
+    round_of,
+    seconds_of,
+    span_of,
+)
+
+
+def files(folder: Path) -> list[Path]:
+    """What is read: the records of the run where they have been put together, those of its workers before."""
+    found = [path for name in (METRICS, TRACE) for path in sorted(folder.glob(f"workers/*/{name}"))]
+    whole = [folder / name for name in (CONFIG, PLAN, METRICS, TRACE, SUMMARY, CONSENSUS)]
+    return [path for path in [*whole, *found] if path.is_file()]
+
+
+def version(folder: Path) -> str:
+    """A mark that changes when anything in the folder that is shown does."""
+    marks = []
+    for path in files(folder):
+        try:
+            stat = path.stat()
+        except OSError:  # replaced at this moment
+            continue
+        marks.append(f"{path.name} {stat.st_size} {stat.st_mtime_ns}")
+    return hashlib.sha256("\n".join(marks).encode()).hexdigest()[:16]
+
+
+def load(folder: Path | str) -> Run:
+    """The run in `folder`, finished or not. Torn last lines are left out.
+
+    BadInput when it is no run folder, or something other than a last line is damaged.
+    """
+    folder = Path(folder)
+    if (folder / SUMMARY).is_file():
+        return Run.load(folder)
+    if not (folder / CONFIG).is_file():
+        what = "is not a run folder: it has no config.toml" if folder.is_dir() else "is not a folder"
+        raise BadInput(f"{str(folder)!r} {what}; give the folder that a run writes to")
+    config, planned = config_of(folder / CONFIG), planned_of(folder)
+    metrics, trace = _records(folder, METRICS), _records(folder, TRACE)
+    rounds = [round_of(e) for e in metrics if e.get("kind") == "round"]
+    closes = [Close(e.whole("worker"), seconds_of(e)) for e in metrics if e.get("kind") == "close"]
+    evaluations = [evaluation_of(e) for e in metrics if e.get("kind") == "eval"]
+    plans: list[Replanned] = [plan_of(e) for e in metrics if e.get("kind") == "plan"]
+    members = [e for e in metrics if e.get("kind") == "members"]
+    absent = list(max(members, key=lambda e: e.whole("round"))["absent"]) if members else []
+    return Run(
+        folder=folder,
+        config=config,
+        summary=_so_far(folder, config, planned, rounds, closes, evaluations, absent),
+        rounds=tuple(rounds),
+        closes=tuple(closes),
+        evaluations=tuple(evaluations),
+        spans=tuple(span_of(e) for e in trace),
+        plans=tuple(plans),
+        agreement=None,
+        planned=planned,
+        torn=(),  # lines are being written: not worth a word
+        finished=False,
+    )
+
+
+def _records(folder: Path, name: str) -> list[Event]:
+    """Of the whole run where it has been put together; else of each worker, the first of its ranks alone, in the order of time."""
+    if (folder / name).is_file():
+        return lines(folder / name)[0]
+    found = [e for path in sorted((folder / "workers").glob(f"*/{name}")) for e in lines(path)[0] if not e.get("rank")]
+    return sorted(found, key=lambda e: float(e.get("time_s", e.get("start_s")) or 0.0))
+
+
+def _facts(folder: Path) -> Mapping[str, Any]:
+    try:
+        found = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _so_far(
+    folder: Path,
+    config: Mapping[str, Any],
+    planned: Planned | None,
+    rounds: Sequence[Round],
+    closes: Sequence[Close],
+    evaluations: Sequence[Evaluation],
+    absent: Sequence[int],
+) -> dict[str, Any]:
+    """What a summary would say by now."""
+    facts = _facts(folder)
+    seen = {r.worker for r in rounds}
+    n = planned.workers if planned else max([len(facts.get("steps") or ()), *(i + 1 for i in seen)], default=1)
+    seconds: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    sent, received, tokens, wall, done = [0] * n, [0] * n, [0] * n, [0.0] * n, [0] * n
+    for r in rounds:
+        i = r.worker
+        sent[i], received[i], tokens[i] = sent[i] + r.bytes_sent, received[i] + r.bytes_received, tokens[i] + r.tokens
+        wall[i], done[i] = wall[i] + r.wall_s, max(done[i], r.round)
+    every: list[Round | Close] = [*rounds, *closes]
+    for event in every:
+        for kind, spent in event.seconds.items():
+            seconds[event.worker][kind] += spent
+
+    def share(kind: str) -> dict[str, Any]:
+        each = [seconds[i][kind] / wall[i] if wall[i] else 0.0 for i in range(n)]
+        known = [v for i, v in enumerate(each) if i in seen]
+        return {"mean": sum(known) / len(known) if known else 0.0, "workers": each}
+
+    loss = _last_loss(evaluations)
+    there = [i for i in seen if i not in absent]
+    target = (config.get("eval") or {}).get("target_perplexity")
+    hits = [e.time_s for e in evaluations if target and math.isfinite(e.loss) and e.loss <= math.log(target)]
+    world = facts.get("world", "sim")
+    return {
+        "name": planned.title if planned else config.get("name") or "",
+        "method": planned.method if planned else (config.get("method") or {}).get("name", "?"),
+        "fleet": planned.fleet if planned else None,
+        "world": world,
+        "workers": n,
+        "worker_names": list(planned.worker_names) if planned else None,
+        "worker_regions": list(planned.worker_regions) if planned else None,
+        "parameters": facts.get("parameters"),
+        "rounds": min((done[i] for i in there), default=0),
+        "tokens": sum(tokens),
+        "seed": config.get("seed"),
+        "final_loss": loss,
+        "final_perplexity": None if loss is None else math.exp(min(loss, 700.0)),
+        "wall_s": max([r.time_s for r in rounds], default=0.0),
+        "time_to_target_s": min(hits, default=None),
+        "target_perplexity": target,
+        "utilisation": share("compute"),
+        "straggler_idle": share("straggler_idle"),
+        "network_idle": share("network_idle"),
+        "bytes_sent": sent,
+        "bytes_received": received,
+        "dead": [],
+        "params_sha256": [],
+        "consensus_distance": next((e.consensus_distance for e in reversed(evaluations) if e.consensus_distance is not None), None),
+        "charged_as": planned.charged_as if planned else None,
+        "bytes_charge": planned.bytes_charge if planned else 1.0,
+        "absent_now": [int(i) for i in absent],
+    }
+
+
+def _last_loss(evaluations: Iterable[Evaluation]) -> float | None:
+    """Of the fleet at the last round that was evaluated, or the mean of its workers."""
+    known = [e for e in evaluations if math.isfinite(e.loss)]
+    if not known:
+        return None
+    last = max(e.round for e in known)
+    fleet = [e.loss for e in known if e.round == last and e.worker is None]
+    own = [e.loss for e in known if e.round == last and e.worker is not None]
+    return fleet[-1] if fleet else sum(own) / len(own)

@@ -1,0 +1,120 @@
+"""`gossamer watch` in a terminal, and what its page answers."""
+
+from __future__ import annotations
+
+import http.client
+import io
+import os
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from report_folders import make_plan, make_run, read_lines, write_lines
+from rich.console import Console
+
+from gossamer.core.errors import BadInput
+from gossamer.report import watch as command
+from gossamer.report.live import load
+from gossamer.report.serve import Live, Server
+from gossamer.report.standing import Watcher
+
+
+def shown(folder: Path, width: int = 100, **changes: bool) -> str:
+    out = io.StringIO()
+    command.watch(folder, Console(file=out, width=width, emoji=False, highlight=False), once=True, **changes)
+    return out.getvalue()
+
+
+def halfway(folder: Path) -> Path:
+    """Six rounds of twelve, worker 3 three of them."""
+    made = make_plan(make_run(folder, rounds=6), rounds=12)
+    (made / "summary.json").unlink()
+    for name in ("metrics.jsonl", "trace.jsonl"):
+        kept = [r | {"round": r["round"] + 1} for r in read_lines(made / name) if r["worker"] != 3 or r["round"] < 3]
+        write_lines(made / name, kept)
+    return made
+
+
+def test_a_terminal_tells_rounds_losses_and_waits(tmp_path: Path) -> None:
+    folder = halfway(tmp_path / "a")
+    for width in (60, 100, 140):
+        text = shown(folder, width)
+        assert "round 3 of 12" in text
+        assert "3 behind" in text
+        assert "L40S" in text and "A100 " in text
+        assert max(map(len, text.splitlines())) <= width
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"kind":"round","wor')
+    assert "round 3 of 12" in shown(folder)
+    assert "finished" in shown(make_run(tmp_path / "b", rounds=2))
+    with pytest.raises(BadInput, match=r"leave one of the two out"):
+        command.watch(folder, Console(file=io.StringIO()), port=0, once=True)
+
+
+def test_a_pace_is_what_is_seen(tmp_path: Path) -> None:
+    folder = halfway(tmp_path / "a")
+    watcher = Watcher(now_s=1000.0)
+    os.utime(folder / "config.toml", (100.0, 100.0))
+    os.utime(folder / "metrics.jsonl", (160.0, 160.0))
+    first = watcher.look(load(folder))
+    assert (first.round_s, first.left_s) == (20.0, 180.0), "by the times of its files"
+    more = [r for r in read_lines(folder / "metrics.jsonl") if r["worker"] == 0]
+    late = [r | {"worker": 3} for r in more if r["kind"] == "round" and r["round"] in (4, 5)]
+    write_lines(folder / "metrics.jsonl", read_lines(folder / "metrics.jsonl") + late)
+    watcher = _later(watcher, 1060.0)
+    assert watcher.look(load(folder)).round_s == 30.0, "two rounds in sixty seconds"
+
+
+def _later(watcher: Watcher, now_s: float) -> Watcher:
+    watcher._fixed_s = now_s
+    return watcher
+
+
+def test_watching_ends_with_the_run(tmp_path: Path) -> None:
+    folder = halfway(tmp_path / "a")
+    whole = make_run(tmp_path / "b", rounds=6)
+    slept = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 2:
+            os.replace(whole / "summary.json", folder / "summary.json")
+        assert len(slept) < 5
+
+    out = io.StringIO()
+    command.watch(folder, Console(file=out, width=100), sleep=sleep)
+    assert "finished" in out.getvalue()
+
+
+def ask(server: Server, path: str, host: str | None = None) -> tuple[int, str]:
+    place = urlsplit(server.url)
+    connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=30)
+    connection.request("GET", path, headers={"Host": host} if host else {})
+    reply = connection.getresponse()
+    text = reply.read().decode()
+    connection.close()
+    return reply.status, text
+
+
+def test_a_page_is_made_when_files_have_changed_and_only_then(tmp_path: Path) -> None:
+    folder = halfway(tmp_path / "a")
+    made: list[str] = []
+
+    def make(path: Path, mark: str) -> str:
+        load(path)
+        made.append(mark)
+        return f"page {len(made)}"
+
+    server = Server(Live(folder, make))
+    try:
+        assert ask(server, "/") == ask(server, "/") == (200, "page 1")
+        assert ask(server, "/version") == (200, made[0])
+        (folder / "metrics.jsonl").write_text("broken\n{}\n")
+        server_live = Live(folder, make)
+        assert "damaged" in server_live.page()
+        assert [ask(server, path)[0] for path in ("/../etc/passwd", "/metrics.jsonl", "/version?x")] == [404, 404, 404]
+        assert ask(server, "/", host="evil.example:80")[0] == 403
+    finally:
+        server.close()
+    with pytest.raises(BadInput, match=r"cannot be had"):
+        Server(Live(folder, make), 70_000)
