@@ -8,8 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gossamer.app import config as configuration
+from gossamer.app.job import resolve
 from gossamer.core.errors import BadInput
 from gossamer.train import tokenizer as T
+from gossamer.train.data import load
 
 TEXTS = st.lists(st.one_of(st.text(), st.sampled_from([T.END, " the", "</s>", "\r\n", "\x00", "é", "🦉"])), max_size=8).map("".join)
 
@@ -56,3 +59,47 @@ def test_what_a_corpus_names_is_taken(kinds: dict, tmp_path: Path) -> None:
         T.as_transformers("bpe")
     with pytest.raises(BadInput, match="neither 'bpe' nor 'bytes'"):
         T.as_transformers(tmp_path / "nowhere")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer as transformers saves it, with an end mark of its own, a gap in its numbers, and cutting texts short."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Tokenizer(models.WordLevel({"the": 0, "cat": 1, "<unk>": 2, "[STOP]": 9}, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.enable_truncation(2)
+    made = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="[STOP]", unk_token="<unk>")
+    made.chat_template = "{{ messages }}"
+    at = tmp_path_factory.mktemp("of transformers")
+    made.save_pretrained(at)
+    return at
+
+
+def test_a_folder_of_transformers_is_taken_whole(folder: Path, cache: None, tmp_path: Path) -> None:
+    ours = T.named(folder)
+    assert (ours.eos, ours.vocab_size) == (9, 10) and next(ours.encode(["the cat the dog"])).tolist() == [0, 1, 0, 2]
+    for path in (folder, T.named(folder / T.FILE).save(tmp_path)):
+        theirs = T.as_transformers(path)
+        assert theirs("the cat the dog").input_ids == [0, 1, 0, 2] and theirs.chat_template and theirs.pad_token_id == 9
+    (tmp_path / "a.txt").write_text("the cat the dog\n" * 200)
+    corpus = load(tmp_path / "a.txt", sequence=16, tokenizer=str(folder))
+    assert (corpus.eos, corpus.vocab_size, corpus.train[:4].tolist()) == (9, 10, [0, 1, 0, 2])
+    assert corpus.tokenizer is not None and T.as_transformers(corpus.tokenizer).eos_token_id == 9
+    job = resolve(configuration.load(sets=[f'data.tokenizer="{folder}"', "model.preset=nano"]))
+    assert job.model().get_input_embeddings().weight.shape[0] == 10
+
+
+def test_a_tokenizer_that_cannot_be_had_is_named(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        BadInput, match=r"'some-people/their-model' is neither .* could not be had from the Hugging Face hub .*give its path"
+    ):
+        T.vocabulary("some-people/their-model", 300)
+    with pytest.raises(BadInput, match="folder that transformers cannot load"):
+        T.named(tmp_path)
+    with pytest.raises(BadInput, match="neither 'bpe' nor 'bytes'"):
+        T.named("a/b/c.json")
+    (tmp_path / "a.json").write_text((folder / T.FILE).read_text())
+    with pytest.raises(BadInput, match="no end-of-text token"):
+        T.named(tmp_path / "a.json")

@@ -29,7 +29,7 @@ from gossamer.app.options import check_options, find_recipe
 from gossamer.app.pool import Attempt, Outcome, outcomes
 from gossamer.app.progress import count, duration
 from gossamer.core.errors import BadInput, Stopped
-from gossamer.train import corpus
+from gossamer.train import corpus, tokenizer
 
 CELLS_VERSION = 1
 """Of what a configuration means: raise it when a default, a recipe, a fleet model or the training changes so that equal configurations give
@@ -296,7 +296,7 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def _files(config: Config) -> dict[str, str]:
-    """SHA-256 of what a configuration names by path: a model's config.json, the module of a recipe of your own."""
+    """SHA-256 of what a configuration names by path: a model's config.json, the module of a recipe of your own, a tokenizer."""
     named: dict[str, Path] = {}
     if isinstance(config.model.config, str) and config.model.config:
         path = Path(config.model.config)
@@ -305,7 +305,10 @@ def _files(config: Config) -> dict[str, str]:
         module = importlib.import_module(config.method.name.replace(":", ".").rpartition(".")[0])
         if module.__file__:
             named["method.name"] = Path(module.__file__)
-    return {key: hashlib.sha256(path.read_bytes()).hexdigest() for key, path in named.items()}
+    found = {key: hashlib.sha256(path.read_bytes()).hexdigest() for key, path in named.items()}
+    if config.data.tokenizer not in ("bpe", "bytes"):
+        found["data.tokenizer"] = tokenizer.named(config.data.tokenizer).mark
+    return found
 
 
 def cell_path(cells: Path, mark: str) -> Path:

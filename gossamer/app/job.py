@@ -39,6 +39,7 @@ from gossamer.train.compute import Precision, TrainBody, device_named
 from gossamer.train.data import Corpus, Sampler
 from gossamer.train.evaluate import evaluate_tree
 from gossamer.train.shard import Ranks, shard
+from gossamer.train.tokenizer import vocabulary
 from gossamer.worker.effects import Program
 from gossamer.worker.peer import start
 from gossamer.worker.seat import Combine, Seat
@@ -322,7 +323,7 @@ def _assemble(config: Config, fleet: Fleet, layout: Layout, charged: Charged) ->
 
 def _spec(config: Config) -> tuple[Any, int]:
     spec = config.model.config or config.model.preset
-    return spec, config.data.vocab_size if config.data.tokenizer == "bpe" else 257
+    return spec, vocabulary(config.data.tokenizer, config.data.vocab_size)
 
 
 def _inner(config: Config) -> Inner | None:

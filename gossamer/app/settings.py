@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from gossamer.app.settings_base import Section
+from gossamer.app.settings_data import DataSection
 from gossamer.app.settings_model import ModelSection
 from gossamer.app.wording import nearest
 from gossamer.core.errors import BadInput
@@ -128,24 +129,6 @@ class PlanSection(Section):
         if self.carry and self.name != "awb":
             raise BadInput(f'plan.carry = true balances whole steps over rounds, and plan.name = "{self.name}": set plan.name = "awb"')
         return self
-
-
-class DataSection(Section):
-    """What it is trained on."""
-
-    source: str = Field(
-        default="stdlib", description='"stdlib", the text of Python\'s own library, always at hand, or a folder of text files'
-    )
-    tokenizer: Literal["bpe", "bytes"] = Field(default="bpe", description="bpe: trained on the data; bytes: no training, 256 symbols")
-    vocab_size: int = Field(default=1024, ge=300, le=10_000_000, description="symbols of the bpe tokenizer")
-    limit_mb: float = Field(default=16.0, ge=1e-6, le=1e9, description="megabytes of text to read at most")
-
-    @field_validator("source")
-    @classmethod
-    def _somewhere(cls, source: str) -> str:
-        if not source:
-            raise BadInput('data.source = "": expected "stdlib", a folder or a file; the current folder is "."')
-        return source
 
 
 class EvalSection(Section):

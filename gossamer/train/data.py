@@ -102,7 +102,7 @@ def load(
         source: "stdlib", a folder or a file (see :func:`gossamer.train.corpus.find`).
         sequence: L; both splits must hold at least one window of L + 1 tokens.
         vocab_size: of a "bpe" tokenizer: at most so many ids (a small corpus may yield fewer).
-        tokenizer: "bpe" (trained on the training split), "bytes", or the path of a tokenizer.json.
+        tokenizer: "bpe" (trained on the training split), "bytes", or one by path or name (see :func:`gossamer.train.tokenizer.named`).
         limit_bytes: a sample of the corpus, for quick runs.
 
     Raises:
@@ -111,7 +111,7 @@ def load(
     found = text.find(source, limit_bytes)
     kind = str(tokenizer)
     own = kind not in ("bpe", "bytes")
-    made_from = hashlib.sha256(tok_path(kind).read_bytes()).hexdigest() if own else f"{kind},{vocab_size if kind == 'bpe' else 257}"
+    made_from = tok.named(kind).mark if own else f"{kind},{vocab_size if kind == 'bpe' else 257}"
     key = hashlib.sha256(f"{_FORMAT},{found.content_hash},{made_from},{tok.SAMPLE_BYTES}".encode()).hexdigest()
     folder = cache_dir() / "corpus" / key[:24]
     made = _open(folder, found.name)
@@ -125,17 +125,6 @@ def load(
     _long_enough("training", len(made.train), sequence, source)
     _long_enough("validation", len(made.valid), sequence, source)
     return made
-
-
-def tok_path(kind: str) -> Path:
-    """The tokenizer.json that `kind` names.
-
-    Raises:
-        BadInput: there is none.
-    """
-    path = Path(kind).expanduser()
-    tok.read(path)
-    return path
 
 
 def cache_dir() -> Path:
@@ -159,10 +148,8 @@ def _make(folder: Path, found: text.Text, kind: str, vocab_size: int) -> None:
         if kind == "bytes":
             tokenizer = tok.Bytes()
         else:
-            trained = (
-                tok.train_bpe(text.documents(found.train), found.train_bytes, vocab_size) if kind == "bpe" else tok.read(tok_path(kind))
-            )
-            trained.inner.save(str(scratch / "tokenizer.json"))
+            trained = tok.train_bpe(text.documents(found.train), found.train_bytes, vocab_size) if kind == "bpe" else tok.named(kind)
+            trained.save(scratch)
             tokenizer = trained
         dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
         counts = {}
@@ -201,7 +188,7 @@ def _open(folder: Path, name: str) -> Corpus | None:
     try:
         about = json.loads((folder / "about.json").read_text())
         arrays = {split: np.load(folder / f"{split}.npy", mmap_mode="r") for split in ("train", "valid")}
-        path = folder / "tokenizer.json"
+        path = folder / tok.FILE
         if about["format"] != _FORMAT or any(arrays[s].shape != (about["tokens"][s],) for s in arrays):
             return None
         if any(a.dtype not in (np.uint16, np.uint32) for a in arrays.values()) or not isinstance(about["vocab_size"] + about["eos"], int):

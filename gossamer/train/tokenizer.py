@@ -1,9 +1,13 @@
-"""Tokenizers: byte-level BPE trained on the corpus itself, plain bytes, or a tokenizer.json of yours."""
+"""Tokenizers: byte-level BPE trained on the corpus itself, plain bytes, or any that transformers has a fast form of, by name or path."""
 
 from __future__ import annotations
 
+import copy
+import hashlib
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,6 +22,9 @@ END = "<|endoftext|>"
 SAMPLE_BYTES = 4_000_000
 """BPE learns its merges from so much text, taken evenly from all documents: seconds, whatever the size of the corpus."""
 FILE = "tokenizer.json"
+ABOUT = "tokenizer_config.json"
+_MARKS = (END, "</s>", "<|end_of_text|>", "<eos>")
+_HUB = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _BATCH = 64
 
 
@@ -59,11 +66,25 @@ class Trained:
 
     inner: Any
     eos: int
+    words: Any = None
+    """As transformers loaded it, with all its special tokens; None where it came alone."""
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """Including special tokens, and numbers that none has."""
+        return max(int(self.inner.get_vocab_size()), 1 + max(self.inner.get_vocab().values(), default=0))
 
     @property
-    def vocab_size(self) -> int:
-        """Including special tokens."""
-        return int(self.inner.get_vocab_size())
+    def mark(self) -> str:
+        """SHA-256 of all that decides which ids a text has."""
+        return hashlib.sha256(f"{self.eos},{self.inner.to_str()}".encode()).hexdigest()
+
+    def save(self, folder: Path) -> Path:
+        """Writes tokenizer.json and what lies beside it. Returns the path of the former."""
+        if self.words is not None:
+            self.words.save_pretrained(folder)
+        self.inner.save(str(folder / FILE))
+        return folder / FILE
 
     def encode(self, texts: Iterable[str]) -> Iterator[NDArray[np.int64]]:
         """See :class:`Tokenizer`."""
@@ -102,8 +123,11 @@ def train_bpe(texts: Iterable[str], total_bytes: int, vocab_size: int) -> Traine
     return Trained(backend, eos)
 
 
-def read(path: Path) -> Trained:
+def read(path: Path, eos: int | None = None) -> Trained:
     """A tokenizer.json, with the end mark it has: <|endoftext|>, </s>, <|end_of_text|> or <eos>.
+
+    Args:
+        eos: the end mark, where it is known.
 
     Raises:
         BadInput: no such file, not a tokenizer, or no end mark.
@@ -116,10 +140,72 @@ def read(path: Path) -> Trained:
         backend = Backend.from_file(str(path))
     except Exception as error:  # the library raises plain Exception
         raise BadInput(f"{path} is not a tokenizer that the tokenizers library can read: {error}") from error
-    for mark in (END, "</s>", "<|end_of_text|>", "<eos>"):
+    backend.no_truncation()
+    backend.no_padding()
+    return Trained(backend, _end_of(backend, str(path)) if eos is None else eos)
+
+
+def named(kind: str | Path) -> Trained:
+    """The tokenizer of a path (a tokenizer.json, or a folder as transformers saves it) or of a name on the Hugging Face hub.
+
+    Raises:
+        BadInput: there is none, it needs a network that is not there, it has no fast form, or no end mark.
+    """
+    path = Path(kind).expanduser()
+    try:
+        stamp = [(p.name, p.stat().st_mtime_ns, p.stat().st_size) for p in (path, path / FILE, path / ABOUT) if p.exists()]
+    except OSError as error:
+        raise BadInput(f"tokenizer {str(kind)!r} cannot be read ({error.strerror}): correct data.tokenizer") from error
+    return _named(str(kind), tuple(stamp))
+
+
+@lru_cache(maxsize=4)
+def _named(kind: str, stamp: tuple[tuple[str, int, int], ...]) -> Trained:
+    path = Path(kind).expanduser()
+    folder = path.parent if path.name == FILE and path.is_file() else path
+    if path.is_file() and not (folder / ABOUT).is_file():
+        return read(path)
+    if path.is_dir() and (path / FILE).is_file() and not (path / ABOUT).is_file():
+        return read(path / FILE)
+    if not path.exists() and not _HUB.fullmatch(kind):
+        return read(path)  # refuses
+    from transformers import AutoTokenizer
+
+    try:
+        words = AutoTokenizer.from_pretrained(str(folder) if path.exists() else kind)
+    except Exception as error:  # whatever the libraries raise: what they cannot load is not to be had
+        why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if path.exists():
+            raise BadInput(f"tokenizer {kind!r} is a folder that transformers cannot load a tokenizer from: {why}") from error
+        raise BadInput(
+            f"tokenizer {kind!r} is neither 'bpe' nor 'bytes' nor a folder or tokenizer.json that exists here, and by name it could not "
+            f"be had from the Hugging Face hub ({why}): correct data.tokenizer, connect once so that it is kept, or give its path"
+        ) from error
+    backend = getattr(words, "backend_tokenizer", None)
+    if backend is None:
+        raise BadInput(f"tokenizer {kind!r} has no fast form (a tokenizer.json): convert it with transformers, or choose another")
+    backend = copy.deepcopy(backend)
+    backend.no_truncation()
+    backend.no_padding()
+    return Trained(backend, _end_of(backend, kind) if words.eos_token_id is None else int(words.eos_token_id), words)
+
+
+def vocabulary(kind: str, asked: int) -> int:
+    """Ids that a model needs room for: `asked` of "bpe", which learns at most so many.
+
+    Raises:
+        BadInput: as :func:`named`.
+    """
+    if kind == "bpe":
+        return asked
+    return Bytes.vocab_size if kind == "bytes" else named(kind).vocab_size
+
+
+def _end_of(backend: Any, kind: str) -> int:
+    for mark in _MARKS:
         if (eos := backend.token_to_id(mark)) is not None:
-            return Trained(backend, int(eos))
-    raise BadInput(f"{path} has no end-of-text token; expected {END}, </s>, <|end_of_text|> or <eos> in its vocabulary")
+            return int(eos)
+    raise BadInput(f"{kind} has no end-of-text token; expected {', '.join(_MARKS[:-1])} or {_MARKS[-1]} in its vocabulary")
 
 
 def as_transformers(tokenizer: Tokenizer | str | Path | None, longest: int | None = None) -> Any:
@@ -129,8 +215,8 @@ def as_transformers(tokenizer: Tokenizer | str | Path | None, longest: int | Non
     [104, 195, 169, 60]
 
     Args:
-        tokenizer: one of this module; "bytes" or None (what a corpus of plain bytes names); or the path of a tokenizer.json. Where a
-            tokenizer_config.json lies beside that, its special tokens and chat template are kept.
+        tokenizer: one of this module; "bytes" or None (what a corpus of plain bytes names); or a path or name, as :func:`named` takes
+            them. Special tokens and a chat template that a tokenizer_config.json has are kept.
         longest: tokens that the model takes at most.
 
     Returns:
@@ -139,7 +225,7 @@ def as_transformers(tokenizer: Tokenizer | str | Path | None, longest: int | Non
     Raises:
         BadInput: not a tokenizer; or "bpe", which is trained on a corpus: give the tokenizer.json that came of it.
     """
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
     limit = {} if longest is None else {"model_max_length": longest}
     if tokenizer is None or tokenizer == "bytes" or isinstance(tokenizer, Bytes):
@@ -155,16 +241,16 @@ def as_transformers(tokenizer: Tokenizer | str | Path | None, longest: int | Non
     if tokenizer == "bpe":
         raise BadInput("a 'bpe' tokenizer is trained on a corpus: give the path of the tokenizer.json that came of it")
     if isinstance(tokenizer, (str, Path)):
-        path = Path(tokenizer).expanduser()
-        path = path / FILE if path.is_dir() else path
-        tokenizer = read(path)
-        if path.name == FILE and (path.parent / "tokenizer_config.json").is_file():
-            found = AutoTokenizer.from_pretrained(path.parent, **limit)
-            if found.pad_token is None:
-                found.pad_token = found.eos_token or tokenizer.inner.id_to_token(tokenizer.eos)
-            return found
+        tokenizer = named(tokenizer)
     assert isinstance(tokenizer, Trained)
     end = tokenizer.inner.id_to_token(tokenizer.eos)
+    if tokenizer.words is not None:
+        found = copy.deepcopy(tokenizer.words)
+        if found.pad_token is None:
+            found.pad_token = end
+        if longest is not None:
+            found.model_max_length = longest
+        return found
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer.inner, eos_token=end, pad_token=end, clean_up_tokenization_spaces=False, **limit
     )
