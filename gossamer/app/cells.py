@@ -22,6 +22,7 @@ from typing import Any
 
 from rich.console import Console
 
+from gossamer.app import corpora
 from gossamer.app.config import Config
 from gossamer.app.folder import RunFolder, clean, write_atomically
 from gossamer.app.job import Job, resolve
@@ -29,7 +30,7 @@ from gossamer.app.options import check_options, find_recipe
 from gossamer.app.pool import Attempt, Outcome, outcomes
 from gossamer.app.progress import count, duration
 from gossamer.core.errors import BadInput, Stopped
-from gossamer.train import corpus, tokenizer
+from gossamer.train import tokenizer
 
 CELLS_VERSION = 1
 """Of what a configuration means: raise it when a default, a recipe, a fleet model or the training changes so that equal configurations give
@@ -97,7 +98,7 @@ def run_cells(
     if not 0 <= shard[0] < shard[1]:
         raise BadInput(f"shard is {shard}: expected (k, n) with 0 <= k < n")
     jobs = [resolve(config) for config in configs]
-    texts: dict[tuple[str, float], str] = {}
+    texts: dict[str, str] = {}
     marks = [cell_hash(job, texts) for job in jobs]
     by_mark: dict[str, Job] = {}
     for mark, job in zip(marks, jobs, strict=True):
@@ -223,7 +224,7 @@ def _rates(cells: Sequence[Cell]) -> dict[tuple[str, int], float]:
     return {kind: seconds / tokens for kind, (seconds, tokens) in sums.items()}
 
 
-def cell_hash(job: Job, texts: dict[tuple[str, float], str] | None = None) -> str:
+def cell_hash(job: Job, texts: dict[str, str] | None = None) -> str:
     """16 hex digits of SHA-256 over what the result depends on: CELLS_VERSION; the method as it was put together; the settings that differ
     from their defaults, but for those that the method holds, the label, the folder, threads and device; what they name: the fleet, the
     model's tensors, what the clock charges, files and recipes of your own; the text of the corpus.
@@ -231,13 +232,13 @@ def cell_hash(job: Job, texts: dict[tuple[str, float], str] | None = None) -> st
     A new setting, or a new field of a method or a fleet, leaves the hash of what does not use it. Another default of a recipe changes it.
 
     Args:
-        texts: hashes of corpora that are known already, by data.source and data.limit_mb; what is found out is added.
+        texts: hashes of texts that are known already, by what the configuration says of them; what is found out is added.
     """
     data = job.config.data
     texts = {} if texts is None else texts
-    key = (data.source, data.limit_mb)
+    key = data.model_dump_json(exclude={"tokenizer", "vocab_size"})
     if key not in texts:
-        texts[key] = corpus.find(data.source, round(data.limit_mb * 1e6)).content_hash
+        texts[key] = corpora.content_mark(data)
     parts = {
         "version": CELLS_VERSION,
         "config": {k: v for k, v in non_default(job.config).items() if k not in ("method", "inner", "schedule")},

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from gossamer.app import fleets
+from gossamer.app import corpora, fleets
 from gossamer.app.config import config_hash
 from gossamer.app.fates import check_fates
 from gossamer.app.options import check_options, find_recipe
@@ -34,9 +34,9 @@ from gossamer.core.wires import Net
 from gossamer.recipes import Setting
 from gossamer.sim.network import Network
 from gossamer.sim.seats import SeatNetwork
-from gossamer.train import data, model
+from gossamer.train import model
 from gossamer.train.compute import Precision, TrainBody, device_named
-from gossamer.train.data import Corpus, Sampler
+from gossamer.train.data import Corpus
 from gossamer.train.evaluate import evaluate_tree
 from gossamer.train.shard import Ranks, shard
 from gossamer.train.tokenizer import vocabulary
@@ -142,15 +142,8 @@ class Job:
         return SeatNetwork(self.fleet, hosts(self.fleet, tiers), seed, sharing) if tiers else Network(self.fleet, seed, sharing)
 
     def corpus(self) -> Corpus:
-        """Tokens, from the cache or made now."""
-        settings = self.config.data
-        found = data.load(
-            settings.source,
-            sequence=self.config.plan.sequence,
-            vocab_size=settings.vocab_size,
-            tokenizer=settings.tokenizer,
-            limit_bytes=round(settings.limit_mb * 1e6),
-        )
+        """What is trained and validated on, from the cache or made now."""
+        found = corpora.load(self.config)
         if found.vocab_size > _spec(self.config)[1]:
             raise BadInput(
                 f"the tokenizer has {found.vocab_size} symbols and the model room for {_spec(self.config)[1]}: raise data.vocab_size"
@@ -184,7 +177,7 @@ class Job:
             self.method.inner,
             self.method.schedule,
             self.method.total_tokens,
-            Sampler(corpus.train, self.config.plan.sequence, self.config.seed, worker),
+            corpus.batches(self.config.plan.sequence, self.config.seed, worker, self.n),
             seed=self.config.seed,
             worker=worker,
             device=self.device,

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import Any, cast
 
 import torch
 
@@ -17,7 +18,7 @@ from gossamer.app.config import Config
 from gossamer.app.job import Job, resolve
 from gossamer.core.errors import BadInput
 from gossamer.train.compute import Precision, TrainBody
-from gossamer.train.data import Corpus, Sampler
+from gossamer.train.data import Corpus
 from gossamer.worker.effects import Work
 
 MOST_TOKENS = 65_536
@@ -169,8 +170,7 @@ class _Meter:
     def measure(self, batch: int, sequence: int, steps: int) -> tuple[float, float] | None:
         """(median seconds of a step, peak GB); None where memory ran out."""
         if sequence != self.body.batches.sequence:
-            assert isinstance(self.body.batches, Sampler)
-            self.body.batches = replace(self.body.batches, sequence=sequence)
+            self.body.batches = replace(cast(Any, self.body.batches), sequence=sequence)  # a sampler, or documents that are packed
         if self._here:
             memory.reset_peak(self.body.device)
         try:
@@ -209,7 +209,7 @@ def _steps_alone(config: Config, worker: int, batch: int, sequence: int) -> None
     job = resolve(config)
     corpus = job.corpus()
     body = _body(job, worker, corpus)
-    body.batches = Sampler(corpus.train, sequence, config.seed, worker)
+    body.batches = corpus.batches(sequence, config.seed, worker % job.n, job.n)
     body.compute(Work(steps=2, batch=batch, tokens0=0.0, tokens_per_step=0.0))
 
 

@@ -41,7 +41,7 @@ def facts_of(job: Job, corpus: Corpus, world: str) -> dict[str, Any]:
         "numpy": np.__version__,
         "corpus": corpus.name,
         "corpus_sha256": corpus.content_hash,
-        "train_tokens": len(corpus.train),
+        "train_tokens": len(corpus.train) if corpus.reading is None else None,
         "valid_tokens": len(corpus.valid),
         "vocab_size": corpus.vocab_size,
         "parameters": numel(job.layout),

@@ -21,6 +21,8 @@ class Stream(enum.IntEnum):
     DITHER = 6
     INIT = 7
     SKETCH = 8
+    DOCUMENTS = 9
+    MIX = 10
 
 
 def words(count: int, seed: int, stream: Stream, *key: int) -> NDArray[np.uint64]:

@@ -21,13 +21,13 @@ from gossamer.core.inner import Inner, clip_, set_lr
 from gossamer.core.rng import Stream, words
 from gossamer.core.schedule import Schedule
 from gossamer.core.tree import Tree
-from gossamer.train.data import Batches
+from gossamer.train.data import Batches, Remembering
 from gossamer.train.model import by_row, longest_sequence, parameters_of
 from gossamer.train.shard import Ranks, local_parameters, shard, share
 from gossamer.worker.effects import Done, Work
 
 Precision: TypeAlias = Literal["fp32", "bf16"]
-_RNG, _CUDA_RNG = "rng", "rng_cuda"
+_RNG, _CUDA_RNG, _DATA = "rng", "rng_cuda", "data"
 
 
 class Taken(NamedTuple):
@@ -156,7 +156,8 @@ class TrainBody:
             self._optimizer.state.clear()
 
     def state(self) -> dict[str, Any]:
-        """Copies: "<optimizer state>/<parameter>", "buffer/<name>" (persistent buffers), random states, cursor and steps."""
+        """Copies: "<optimizer state>/<parameter>", "buffer/<name>" (persistent buffers), random states, cursor and
+        steps, and where the data are, where that is more than the cursor."""
         out: dict[str, Any] = {"cursor": self.cursor, "steps": self.steps, _RNG: self._rng.clone()}
         if self._cuda_rng is not None:
             out[_CUDA_RNG] = self._cuda_rng.clone()
@@ -164,6 +165,8 @@ class TrainBody:
             for key, value in self._optimizer.state.get(p, {}).items():
                 if value is not None:
                     out[f"{key}/{name}"] = value.clone() if isinstance(value, Tensor) else value
+        if isinstance(self.batches, Remembering):
+            out[_DATA] = self.batches.state()
         return out | {f"buffer/{name}": b.clone() for name, b in self._buffers().items()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -193,6 +196,8 @@ class TrainBody:
         self.cursor, self.steps = int(state["cursor"]), int(state["steps"])
         if _RNG in state:
             self._rng = state[_RNG].clone()
+        if isinstance(self.batches, Remembering) and _DATA in state:
+            self.batches.load_state(state[_DATA])
         if self._cuda_rng is not None and _CUDA_RNG in state:
             self._cuda_rng = state[_CUDA_RNG].clone()
 

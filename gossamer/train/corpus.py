@@ -84,7 +84,7 @@ def find(source: str | Path = STDLIB, limit_bytes: int | None = None) -> Text:
         raise BadInput(f"limit_bytes is {limit_bytes}; expected a positive number of bytes, or none for the whole corpus")
     builtin = str(source) == STDLIB
     try:
-        root = Path(sysconfig.get_path("stdlib")) if builtin else Path(source).expanduser()
+        root = stdlib_folder() if builtin else Path(source).expanduser()
         files = _list(root, builtin)
     except (OSError, RuntimeError) as error:  # RuntimeError: the home folder of nobody
         raise BadInput(f"the corpus {str(source)!r} cannot be read ({error}): correct data.source, or make it readable") from error
@@ -99,6 +99,16 @@ def find(source: str | Path = STDLIB, limit_bytes: int | None = None) -> Text:
             h.update(f"{split}\0{file.relative}\0{file.lo}\0{file.hi}\0".encode(errors="surrogateescape"))
             h.update(file.read())
     return Text(STDLIB if builtin else root.name, train, valid, h.hexdigest())
+
+
+def stdlib_folder() -> Path:
+    """Where the embedded corpus is."""
+    return Path(sysconfig.get_path("stdlib"))
+
+
+def stdlib_files() -> list[Path]:
+    """The files of the embedded corpus."""
+    return [file.path for file in _list(stdlib_folder(), builtin=True)]
 
 
 def documents(files: tuple[File, ...]) -> Iterator[str]:

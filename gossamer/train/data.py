@@ -2,20 +2,18 @@
 
 :func:`load` turns a corpus into memory-mapped arrays of token ids, once; the result is cached under its content hash. :class:`Sampler`
 draws batches: sequence number c of a worker is a pure function of (seed, worker, c), whatever the batch size, so a data cursor is one
-number and a resumed run sees what the uninterrupted one would have seen.
+number and a resumed run sees what the uninterrupted one would have seen. What is too large for that, or better read document by document,
+goes by :mod:`gossamer.train.packed`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -26,26 +24,10 @@ from gossamer.core.errors import BadInput
 from gossamer.core.rng import Stream, words
 from gossamer.train import corpus as text
 from gossamer.train import tokenizer as tok
+from gossamer.train.cache import cache_dir, make, unreadable
 
-CACHE_VARIABLE = "GOSSAMER_CACHE"
 _FORMAT = 1
 _BLOCK = 1024
-
-
-@dataclass(frozen=True, eq=False)
-class Corpus:
-    """Tokens of training and validation text."""
-
-    name: str
-    train: NDArray[Any]
-    """One-dimensional, uint16 or uint32, memory-mapped read-only."""
-    valid: NDArray[Any]
-    vocab_size: int
-    content_hash: str
-    """SHA-256 over the token ids of both splits: workers with equal hashes train on equal tokens."""
-    tokenizer: Path | None
-    """The tokenizer.json; None for plain bytes."""
-    eos: int
 
 
 class Batches(Protocol):
@@ -57,6 +39,54 @@ class Batches(Protocol):
 
     def batch(self, cursor: int, count: int) -> Tensor:
         """Sequences number `cursor` to `cursor + count - 1`: int64 [count, L + 1], inputs [:, :-1] and targets [:, 1:]."""
+
+
+@runtime_checkable
+class Remembering(Protocol):
+    """Batches whose place is more than a cursor. What they remember saves reading again from the start; without it the same come."""
+
+    def state(self) -> str:
+        """Where they are."""
+
+    def load_state(self, state: str) -> None:
+        """Takes back what `state` gave; of other data, or another worker's, nothing."""
+
+
+class Reading(Protocol):
+    """Documents that are packed as they come."""
+
+    def batches(self, sequence: int, seed: int, worker: int, workers: int) -> Batches:
+        """Those of one worker."""
+
+
+@dataclass(frozen=True, eq=False)
+class Corpus:
+    """Tokens of training and validation text."""
+
+    name: str
+    train: NDArray[Any]
+    """One-dimensional, uint16 or uint32, memory-mapped read-only. Empty where the documents are packed as they come."""
+    valid: NDArray[Any]
+    vocab_size: int
+    content_hash: str
+    """SHA-256 over the token ids of both splits: workers with equal hashes train on equal tokens. Where documents are packed as they come,
+    over what says which these are."""
+    tokenizer: Path | None
+    """The tokenizer.json; None for plain bytes."""
+    eos: int
+    reading: Reading | None = None
+    """How documents are packed as they come; None: `train` holds all tokens."""
+
+    def batches(self, sequence: int, seed: int, worker: int, workers: int) -> Batches:
+        """What a worker trains on.
+
+        Args:
+            sequence: L.
+            workers: among how many the documents are dealt out, where they are packed.
+        """
+        if self.reading is None:
+            return Sampler(self.train, sequence, seed, worker)
+        return self.reading.batches(sequence, seed, worker, workers)
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,31 +149,16 @@ def load(
         _make(folder, found, kind, vocab_size)
         made = _open(folder, found.name)
         if made is None:
-            raise BadInput(
-                f"the cache {folder} cannot be read back after writing: free some space, or set {CACHE_VARIABLE} to another folder"
-            )
+            raise unreadable(folder)
     _long_enough("training", len(made.train), sequence, source)
     _long_enough("validation", len(made.valid), sequence, source)
     return made
 
 
-def cache_dir() -> Path:
-    """Where tokenizers and tokens are kept: $GOSSAMER_CACHE, else the user's cache folder. Deleting it costs seconds."""
-    import platformdirs
-
-    return Path(os.environ.get(CACHE_VARIABLE) or platformdirs.user_cache_dir("gossamer"))
-
-
 def _make(folder: Path, found: text.Text, kind: str, vocab_size: int) -> None:
-    """Tokenises into a folder of its own and renames it whole, so that processes which start together cannot spoil each other's work."""
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=".making-", dir=folder.parent))
-    except OSError as error:
-        raise BadInput(
-            f"the cache folder {folder.parent} cannot be written ({error.strerror}): set {CACHE_VARIABLE} to one that can"
-        ) from error
-    try:
+    """Tokenises both splits into `folder`."""
+
+    def fill(scratch: Path) -> None:
         tokenizer: tok.Tokenizer
         if kind == "bytes":
             tokenizer = tok.Bytes()
@@ -155,27 +170,19 @@ def _make(folder: Path, found: text.Text, kind: str, vocab_size: int) -> None:
         counts = {}
         sha = hashlib.sha256(f"{tokenizer.vocab_size},{tokenizer.eos}".encode())
         for split, files in (("train", found.train), ("valid", found.valid)):
-            ids = _concatenated(tokenizer.encode(text.documents(files)), tokenizer.eos, dtype)
+            ids = concatenated(tokenizer.encode(text.documents(files)), tokenizer.eos, dtype)
             np.save(scratch / f"{split}.npy", ids)
             counts[split] = len(ids)
             sha.update(f"{split},{ids.dtype},{len(ids)}".encode())
             sha.update(ids.tobytes())
         about = {"format": _FORMAT, "vocab_size": tokenizer.vocab_size, "eos": tokenizer.eos, "tokens": counts, "sha256": sha.hexdigest()}
         (scratch / "about.json").write_text(json.dumps(about))
-        if _open(folder, found.name) is not None:
-            return  # another process was faster
-        if folder.exists():  # damaged
-            os.rename(folder, f"{scratch}-old")
-            shutil.rmtree(f"{scratch}-old", ignore_errors=True)
-        os.rename(scratch, folder)
-    except OSError as error:
-        if not folder.exists():  # else another process was faster by a hair
-            raise BadInput(f"the corpus cannot be cached in {folder} ({error}): set {CACHE_VARIABLE} to a folder with room") from error
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+
+    make(folder, fill, sound=lambda: _open(folder, found.name) is not None)
 
 
-def _concatenated(encoded: Iterable[NDArray[np.int64]], eos: int, dtype: Any) -> NDArray[Any]:
+def concatenated(encoded: Iterable[NDArray[np.int64]], eos: int, dtype: Any) -> NDArray[Any]:
+    """The ids of all documents, `eos` after each."""
     parts: list[NDArray[Any]] = [np.empty(0, dtype)]
     end = np.array([eos], dtype)
     for ids in encoded:
