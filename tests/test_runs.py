@@ -42,6 +42,12 @@ METHODS: dict[str, dict[str, object]] = {
     "ddp": {"method__name": "ddp", "run__rounds": 2},
     "sparse_loco": {"method__name": "sparse_loco"},
 }  # fmt: skip
+MODELS: dict[str, dict[str, object]] = {
+    "frozen": {"method__name": "diloco", "model__freeze": '["model.embed_tokens", "*norm*"]'},
+    "adapter": {"method__name": "gasloc", "model__adapter": "{rank = 2, dropout = 0.1}", "model__activation_checkpointing": "true"},
+}
+"""Models of which a part is trained."""
+METHODS |= MODELS
 
 
 def summary(folder: Path) -> dict:
@@ -52,7 +58,10 @@ def quiet_run(sets: list[str], out: Path) -> dict:
     return summary(simulate(resolve(load([], sets)), out, quiet=True).path)
 
 
-@pytest.mark.parametrize(("n", "names"), [(4, list(METHODS)), (2, ["diloco", "geomesh", "shard_overlap", "gasloc", "dadam"])])
+@pytest.mark.parametrize(
+    ("n", "names"),
+    [(4, [m for m in METHODS if m not in MODELS]), (2, ["diloco", "geomesh", "shard_overlap", "gasloc", "dadam", *MODELS])],
+)
 def test_real_processes_end_with_the_bits_of_the_simulation(n: int, names: list[str], text: Path, tmp_path: Path) -> None:
     configs = []
     for name in names:

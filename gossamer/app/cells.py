@@ -26,11 +26,13 @@ from gossamer.app import corpora
 from gossamer.app.config import Config
 from gossamer.app.folder import RunFolder, clean, write_atomically
 from gossamer.app.job import Job, resolve
+from gossamer.app.models import source_of
 from gossamer.app.options import check_options, find_recipe
 from gossamer.app.pool import Attempt, Outcome, outcomes
 from gossamer.app.progress import count, duration
 from gossamer.core.errors import BadInput, Stopped
 from gossamer.train import tokenizer
+from gossamer.train.pretrained import WEIGHTS, folder_of
 
 CELLS_VERSION = 1
 """Of what a configuration means: raise it when a default, a recipe, a fleet model or the training changes so that equal configurations give
@@ -297,19 +299,28 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def _files(config: Config) -> dict[str, str]:
-    """SHA-256 of what a configuration names by path: a model's config.json, the module of a recipe of your own, a tokenizer."""
+    """SHA-256 of what a configuration names by path: a model's config.json, a checkpoint to go on from, the module of a recipe of your
+    own, a tokenizer."""
     named: dict[str, Path] = {}
     if isinstance(config.model.config, str) and config.model.config:
         path = Path(config.model.config)
         named["model.config"] = path / "config.json" if path.is_dir() else path
+    if config.model.checkpoint:
+        folder = folder_of(source_of(config), weights=True)
+        named |= {f"model.checkpoint/{path.name}": path for path in (folder / "config.json", *folder.glob(WEIGHTS))}
     if "." in config.method.name:
         module = importlib.import_module(config.method.name.replace(":", ".").rpartition(".")[0])
         if module.__file__:
             named["method.name"] = Path(module.__file__)
-    found = {key: hashlib.sha256(path.read_bytes()).hexdigest() for key, path in named.items()}
+    found = {key: _sha256(path) for key, path in named.items()}
     if config.data.tokenizer not in ("bpe", "bytes"):
         found["data.tokenizer"] = tokenizer.named(config.data.tokenizer).mark
     return found
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def cell_path(cells: Path, mark: str) -> Path:

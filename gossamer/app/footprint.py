@@ -1,7 +1,10 @@
 """Memory of an inner step: as a site measured it, or as an estimate.
 
-    fixed = P (parameters + gradients + state of the inner optimizer) + P * 4 * (float32 copies of the outer step)        bytes
+    fixed = P (parameters + gradients + state of the inner optimizer) + P * 4 * (float32 copies of the outer step) + F    bytes
     token = a * (34 / 2) width layers + (a + 8) vocabulary                                                                bytes
+
+P: parameters that are trained; F: bytes of those that are not. With activation checkpointing a block keeps what enters it, and one block
+at a time the rest: a * (layers + 34 / 2) width.
 
 a: bytes of an activation, 2 under autocast to 16 bits, else 4. 34 bytes a token, layer and unit of width are what a transformer layer
 keeps for its backward pass in 16 bits, less the attention scores, which are not kept (Korthikanti et al. 2022, arXiv 2205.05198,
@@ -45,18 +48,22 @@ class Footprint:
         return max(0, math.floor(free / (self.token_bytes * sequence)))
 
 
-def footprint(method: Method, layout: Layout, config: Any, activation_bytes: int) -> Footprint:
+def footprint(
+    method: Method, layout: Layout, config: Any, activation_bytes: int, frozen_bytes: int = 0, recomputed: bool = False
+) -> Footprint:
     """The estimate for the model of `layout`.
 
     Args:
         config: its transformers configuration.
         activation_bytes: 2 or 4.
+        frozen_bytes: of parameters that are not trained.
+        recomputed: whether a block keeps what enters it alone.
     """
     state = _state_bytes(method.inner)
     copies = 4 * outer_copies(method)
     fixed = sum(part.size * (2 * part.dtype.itemsize + state[_kind(part.by_row, part.row < part.numel)] + copies) for part in layout)
-    layers = _LAYER_BYTES * activation_bytes * config.hidden_size * config.num_hidden_layers
-    return Footprint(fixed, layers + (activation_bytes + 8) * config.vocab_size)
+    kept = config.num_hidden_layers + _LAYER_BYTES if recomputed else _LAYER_BYTES * config.num_hidden_layers
+    return Footprint(fixed + frozen_bytes, activation_bytes * config.hidden_size * kept + (activation_bytes + 8) * config.vocab_size)
 
 
 def outer_copies(method: Method) -> int:

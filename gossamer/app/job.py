@@ -15,6 +15,7 @@ import torch
 from gossamer.app import corpora, fleets
 from gossamer.app.config import config_hash
 from gossamer.app.fates import check_fates
+from gossamer.app.models import Outline, charged_of, check_machine, check_symbols, outline_of
 from gossamer.app.options import check_options, find_recipe
 from gossamer.app.settings import Config
 from gossamer.app.workload import Charged, micro_batch, plan_of, unhidden_of
@@ -29,7 +30,7 @@ from gossamer.core.ranges import Ranges
 from gossamer.core.schedule import schedule_named
 from gossamer.core.slowdown import Slowdown
 from gossamer.core.tiers import hosts, regions_of
-from gossamer.core.tree import Layout, Tree, layout_hash, numel
+from gossamer.core.tree import Layout, Tree, digest, layout_hash, numel
 from gossamer.core.wires import Net
 from gossamer.recipes import Setting
 from gossamer.sim.network import Network
@@ -38,8 +39,7 @@ from gossamer.train import model
 from gossamer.train.compute import Precision, TrainBody, device_named
 from gossamer.train.data import Corpus
 from gossamer.train.evaluate import evaluate_tree
-from gossamer.train.shard import Ranks, shard
-from gossamer.train.tokenizer import vocabulary
+from gossamer.train.shard import Ranks, compile_blocks, shard
 from gossamer.worker.effects import Program
 from gossamer.worker.peer import start
 from gossamer.worker.seat import Combine, Seat
@@ -54,9 +54,15 @@ class Job:
     config: Config
     fleet: Fleet
     method: Method
-    layout: Layout
+    outline: Outline
+    """The model that is trained."""
     charged: Charged
     """What the clock charges."""
+
+    @property
+    def layout(self) -> Layout:
+        """What is exchanged."""
+        return self.outline.layout
 
     @property
     def flops_per_token(self) -> float:
@@ -70,7 +76,7 @@ class Job:
 
     def variant(self, config: Config) -> Job:
         """Another method or plan on the same fleet and model: `config` may differ in its sections method and plan (but for its sizes)."""
-        return _assemble(config, self.fleet, self.layout, self.charged)
+        return _assemble(config, self.fleet, self.outline, self.charged)
 
     @property
     def n(self) -> int:
@@ -101,7 +107,7 @@ class Job:
     @cached_property
     def ranges(self) -> Ranges | None:
         """How the workers of a real run cut the model over their ranks; None where every worker has one."""
-        return Ranges(self.fleet.ranks, model.rows(*_spec(self.config))) if max(self.fleet.ranks) > 1 else None
+        return Ranges(self.fleet.ranks, model.rows_of(self.outline.meta)) if max(self.fleet.ranks) > 1 else None
 
     def rank_seat(self, seat: int) -> Seat:
         """The place in the run of one rank of a worker."""
@@ -118,9 +124,26 @@ class Job:
         return replace(seat, combine=combine) if combine else seat
 
     def model(self) -> Any:
-        """The model with its first weights, a function of the seed."""
-        spec, vocab = _spec(self.config)
-        return model.build(spec, vocab, self.config.seed)
+        """The model with its first weights, in float32: a function of the seed, or those of a checkpoint."""
+        return model.build(self.outline.source, self.outline.vocab_size, self.config.seed)
+
+    def worker_model(self) -> Any:
+        """:meth:`model` as a worker holds it."""
+        return model.cast(self.model(), self.outline.source.dtype)
+
+    @property
+    def origin(self) -> str:
+        """Where the first weights come from, in words."""
+        given = self.config.model.checkpoint
+        return f"model.checkpoint = {given!r}" if given else f"seed {self.config.seed}"
+
+    @cached_property
+    def frozen_digest(self) -> str | None:
+        """A mark of the parameters that are not trained, which all workers must have alike and a checkpoint of the run does not hold; None
+        where all are trained."""
+        if not self.outline.frozen[0]:
+            return None
+        return f"{digest({name: p for name, p in self.model().named_parameters() if not p.requires_grad}):016x}"
 
     def first_state(self, worker: int, x: Tree, seat: Seat | None = None) -> State:
         """A worker's state before the first round; `seat`: that of one of its ranks."""
@@ -142,12 +165,10 @@ class Job:
         return SeatNetwork(self.fleet, hosts(self.fleet, tiers), seed, sharing) if tiers else Network(self.fleet, seed, sharing)
 
     def corpus(self) -> Corpus:
-        """What is trained and validated on, from the cache or made now."""
+        """What is trained and validated on, from the cache or made now. Whatever this machine lacks for the model is said before."""
+        check_machine(self.config, self.device, self.precision)
         found = corpora.load(self.config)
-        if found.vocab_size > _spec(self.config)[1]:
-            raise BadInput(
-                f"the tokenizer has {found.vocab_size} symbols and the model room for {_spec(self.config)[1]}: raise data.vocab_size"
-            )
+        check_symbols(self.config, found.vocab_size, self.outline.symbols)
         return found
 
     @property
@@ -169,9 +190,9 @@ class Job:
     def body(self, worker: int, corpus: Corpus, pace_s: float | None = None, ranks: Ranks | None = None) -> TrainBody:
         """What does the worker's inner steps, or a rank's share of them. Real runs may pace it; the simulator charges its own clock
         instead."""
-        network, most = self.model(), micro_batch(self.config, self.fleet.site(worker), self.method.plan.batch[worker])
-        if self.config.model.dtype == "bf16":
-            network = network.to(torch.bfloat16)
+        network, most = self.worker_model(), micro_batch(self.config, self.fleet.site(worker), self.method.plan.batch[worker])
+        if backend := self.config.model.compile:
+            compile_blocks(network, backend)
         return TrainBody(
             network,
             self.method.inner,
@@ -249,30 +270,30 @@ def resolve(config: Config) -> Job:
         BadInput: a part is unknown, or the parts cannot work together.
     """
     fleet = fleets.load(config.fleet.name, config.fleet.workers)
-    spec, vocab = _spec(config)
-    layout = model.meta_layout(spec, vocab)
     sequence, tokens = config.plan.sequence, config.clock.charge_tokens
-    charged = config.clock.charge_as or spec
-    charged_vocab = None if config.clock.charge_as else vocab
-    whole = model.meta_layout(charged, charged_vocab)
-    flops = model.flops_per_token(charged, sequence, charged_vocab)
+    outline = outline_of(config)
+    charged = charged_of(config, outline)
+    flops = charged.flops_per_token(sequence)
     return _assemble(
         config,
         fleet,
-        layout,
+        outline,
         Charged(
-            layout=whole,
-            model=model.configuration(charged, charged_vocab),
+            layout=charged.layout,
+            model=charged.config,
             flops_per_token=flops * tokens / (config.plan.batch * sequence) if tokens else flops,
-            bytes_charge=numel(whole) / numel(layout),  # before the codec is known
+            bytes_charge=numel(charged.layout) / numel(outline.layout),  # before the codec is known
             sequence=-(-tokens // config.plan.batch) if tokens else sequence,
             activation_bytes=4 if config.model.precision == "fp32" else 2,
+            frozen_bytes=charged.frozen[1],
+            recomputed=outline.source.activation_checkpointing,
         ),
     )
 
 
-def _assemble(config: Config, fleet: Fleet, layout: Layout, charged: Charged) -> Job:
+def _assemble(config: Config, fleet: Fleet, outline: Outline, charged: Charged) -> Job:
     """The job of `config` on what it trains and where."""
+    layout = outline.layout
     recipe = find_recipe(config.method.name)
     options = check_options(recipe, config.method.options, reserved=("setting",))
     flops = charged.flops_per_token
@@ -311,12 +332,7 @@ def _assemble(config: Config, fleet: Fleet, layout: Layout, charged: Charged) ->
     if method.replan and not method.replan.unhidden_s:
         unhidden = unhidden_of(config, Net(fleet), method, layout, fleet, charged)
         method = replace(method, replan=replace(method.replan, unhidden_s=tuple(unhidden)))
-    return Job(config, fleet, method, layout, charged)
-
-
-def _spec(config: Config) -> tuple[Any, int]:
-    spec = config.model.config or config.model.preset
-    return spec, vocabulary(config.data.tokenizer, config.data.vocab_size)
+    return Job(config, fleet, method, outline, charged)
 
 
 def _inner(config: Config) -> Inner | None:

@@ -45,6 +45,8 @@ def facts_of(job: Job, corpus: Corpus, world: str) -> dict[str, Any]:
         "valid_tokens": len(corpus.valid),
         "vocab_size": corpus.vocab_size,
         "parameters": numel(job.layout),
+        "frozen_parameters": job.outline.frozen[0],
+        "frozen_digest": job.frozen_digest,
         "steps": list(job.method.plan.steps),
         "batch": list(job.method.plan.batch),
     }
@@ -60,6 +62,7 @@ def check_unchanged(job: Job, corpus: Corpus, facts: dict[str, Any], remedy: str
     for key, what in (
         ("run_id", "the configuration, or the fleet or model file that it names"),
         ("corpus_sha256", f"the text of {corpus.name}"),
+        ("frozen_digest", f"what is not trained of the model, which comes from {job.origin}"),
         ("torch", "the version of torch"),
     ):
         if facts.get(key) != now[key]:

@@ -99,9 +99,10 @@ def _run_lines(job: Job, seen: Forecast) -> Iterator[str]:
         f"{method.rounds} rounds of {count(method.plan.usual_tokens)} tokens: {count(method.total_tokens)} tokens, "
         f"about {duration(seen.round_s * method.rounds)} of virtual time"
     )
+    frozen = f" are trained and travel, {count(n)} are not" if (n := job.outline.frozen[0]) else ""
     sent = method.exchange.sent_bytes(method.wire, job.layout, method.heard_by, job.n, HEADER_BYTES)
     yield (
-        f"model: {count(parameters)} parameters; a worker sends {sent / 1e6:.2f} MB a round ({sent / (4 * parameters):.3f} x fp32)"
+        f"model: {count(parameters)} parameters{frozen}; a worker sends {sent / 1e6:.2f} MB a round ({sent / (4 * parameters):.3f} x fp32)"
         + (f", charged as {sent * job.bytes_charge / 1e6:.1f} MB" if job.charged_as else "")
         + (f", in the mean; the hub is worker {method.exchange.at}" if isinstance(method.exchange, Hub) else "")
     )

@@ -13,8 +13,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
-import torch
-
 from gossamer.app.folder import RunFolder
 from gossamer.app.job import Job
 from gossamer.app.metrics import evaluation
@@ -186,9 +184,7 @@ class Keeping:
 
 def first_tree(job: Job) -> Mapping[str, Any]:
     """The first parameters as a worker's model has them."""
-    network = job.model().to(job.device)
-    if job.config.model.dtype == "bf16":
-        network = network.to(torch.bfloat16)
+    network = job.worker_model().to(job.device)
     return {name: p.detach() for name, p in parameters_of(network).items()}
 
 

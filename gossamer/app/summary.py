@@ -98,6 +98,7 @@ def summarise(
         "worker_names": worker_names(job),
         "worker_regions": [job.fleet.site(i).region for i in range(n)],
         "parameters": numel(job.layout),
+        "frozen_parameters": job.outline.frozen[0],
         "rounds": min(rounds[i] for i in range(n) if i not in dead),
         "tokens": sum(tokens),
         "seed": job.config.seed,

@@ -61,6 +61,11 @@ def check_several_ranks(job: Job) -> None:
         check_ranks(job.method)
         if isinstance(job.method.inner, Muon):
             raise BadInput("inner optimizer muon needs whole matrices, which workers of several ranks do not have: use lion or adamw")
+        if job.config.model.adapter.rank and job.config.model.dtype != "fp32":
+            raise BadInput(
+                f'model.dtype = "{job.config.model.dtype}" leaves an adapter in float32, and workers of several ranks cut parameters of '
+                'one type: set model.dtype = "fp32"'
+            )
 
 
 WORKER_MODULES = ("gossamer.app.train", "transformers.models.llama.modeling_llama")
@@ -143,6 +148,7 @@ def work(job: Job, out: Path, *, resume: bool = False) -> Path:
                 "parameter layout": layout_hash(job.layout),
                 "ranks": str(job.fleet.ranks),
                 "corpus": corpus.content_hash,
+                "parameters that are not trained": job.frozen_digest or "none",
                 "torch": torch.__version__,
             }
         )

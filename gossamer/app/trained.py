@@ -22,6 +22,7 @@ from gossamer.app.settings import Config
 from gossamer.core.errors import BadInput
 from gossamer.core.tree import Tree
 from gossamer.train import checkpoint, weights
+from gossamer.train.adapt import merged
 from gossamer.train.model import longest_sequence, parameters_of
 from gossamer.train.tokenizer import as_transformers
 from gossamer.train.weights import Weights
@@ -31,7 +32,8 @@ class Trained(NamedTuple):
     """What a run has come to."""
 
     model: Any
-    """A model of transformers, float32, on the CPU, in evaluation mode. Tensors that are not trained are as the configuration has them."""
+    """A model of transformers, float32, on the CPU, in evaluation mode. Tensors that are not trained are as the configuration has them, and
+    adapters are merged into the matrices that they were beside."""
     tokenizer: Any
     """A `transformers.PreTrainedTokenizerFast`."""
     config: Config
@@ -57,8 +59,14 @@ def load(folder: Path, round: int | None = None) -> Trained:
     run = RunFolder.existing(folder)
     job = resolve(read_config([folder / "config.toml"]))
     found = _weights(run, job, round)
+    if (mark := run.facts().get("frozen_digest")) != job.frozen_digest:
+        raise BadInput(
+            f"what is not trained of the model comes from {job.origin}, and is not what the run in {folder} had ({mark}, now "
+            f"{job.frozen_digest}): put it back"
+        )
     model = job.model()
     put(model, found.tree, f"the checkpoint of round {found.round} in {folder}")
+    model = merged(model)
     return Trained(model.eval(), tokenizer(run, job, longest_sequence(model)), job.config, found.round, found.tokens, found.workers)
 
 

@@ -34,10 +34,14 @@ class Charged:
     sequence: int
     """Tokens that one sequence of the run stands for."""
     activation_bytes: Literal[2, 4]
+    frozen_bytes: int = 0
+    """Of parameters that are not trained."""
+    recomputed: bool = False
+    """Whether a block keeps what enters it alone."""
 
     def footprint(self, method: Method) -> Footprint:
         """The estimate of memory, for sites without a measured one."""
-        return footprint(method, self.layout, self.model, self.activation_bytes)
+        return footprint(method, self.layout, self.model, self.activation_bytes, self.frozen_bytes, self.recomputed)
 
 
 def costs_of(config: Config, fleet: Fleet, batch: tuple[int, ...], charged: Charged) -> Costs:

@@ -30,6 +30,21 @@ class Ranks(Protocol):
         """The float64 sum over the ranks, the same bits on all."""
 
 
+def blocks(model: nn.Module) -> list[nn.Module]:
+    """The layers that a model repeats, as its library names them; none where it does not."""
+    names = set(getattr(model, "_no_split_modules", None) or ())
+    return [m for m in model.modules() if type(m).__name__ in names and m is not model]
+
+
+def compile_blocks(model: nn.Module, backend: str) -> None:
+    """torch.compile for each block (of a model that names none, for all of it), in place: names of parameters stay as they are.
+
+    Blocks of one kind share what was compiled, so that a deep model takes no longer than a flat one. The first step of each shape pays.
+    """
+    for module in blocks(model) or [model]:
+        module.compile(backend=backend)
+
+
 def shard(model: nn.Module, ranks: Ranks) -> nn.Module:
     """Cuts `model` over the ranks, in place: each block by itself, so that one is whole at a time, then the rest.
 
@@ -37,8 +52,7 @@ def shard(model: nn.Module, ranks: Ranks) -> nn.Module:
     """
     from torch.distributed.fsdp import FSDPModule, fully_shard  # slow to import, and most workers have one rank
 
-    blocks = set(getattr(model, "_no_split_modules", None) or ())
-    for module in [m for m in model.modules() if type(m).__name__ in blocks and m is not model]:
+    for module in blocks(model):
         fully_shard(module, mesh=ranks.mesh)
     fully_shard(model, mesh=ranks.mesh)
     for module in model.modules():

@@ -62,7 +62,8 @@ def spec_of(job: Job, corpus: Corpus) -> Spec:
         configuration=f"{job.run_id:016x}",
         settings=settings_of_job(job),
         layout=f"{layout_hash(job.layout):016x}",
-        versions={"gossamer": gossamer.__version__, "torch": torch.__version__, "corpus": corpus.content_hash[:64]},
+        versions={"gossamer": gossamer.__version__, "torch": torch.__version__, "corpus": corpus.content_hash[:64]}
+        | ({"frozen": job.frozen_digest} if job.frozen_digest else {}),
         seats=job.n,
         sites=tuple(wan.sites),
         synchronous=sync,

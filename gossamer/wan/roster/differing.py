@@ -24,6 +24,7 @@ _NAMES = {"floor_s": "wan.deadline_s", "seats": "workers of the fleet", "synchro
 _OF_SECTION = ("sites", "min_sites", "founders", "alone", "quorum", "late", "without", "lease_s", "spread")
 _DERIVED = ("configuration", "layout", "seats", "synchronous")
 """Fields that follow from the settings: named where no setting explains them."""
+_VERSIONS = {"corpus": "the text of data.source (hash)", "frozen": "the parameters of the model that are not trained (mark)"}
 _CONTENTS = "contents."
 _LISTED_CHARS = 520
 _SHOWN_CHARS = 60
@@ -70,7 +71,7 @@ def differences(ours: Spec, theirs: Spec) -> str:
         found.append(_differs(_NAMES.get(name, f"wan.{name}" if name in _OF_SECTION else name), b, a))
     for key in sorted({*ours.versions, *theirs.versions}):
         if (a := ours.versions.get(key, "none")) != (b := theirs.versions.get(key, "none")):
-            found.append(_differs({"corpus": "the text of data.source (hash)"}.get(key, key), b, a))
+            found.append(_differs(_VERSIONS.get(key, key), b, a))
     return _listed(found)
 
 
