@@ -131,9 +131,8 @@ def main() -> None:
             for line in lines:
                 pid = os.fork()
                 if pid == 0:
-                    os.close(0)
                     os.close(out)
-                    os.open(os.devnull, os.O_RDONLY)
+                    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
                     _child(json.loads(line))
                 children.add(pid)
                 os.write(out, f"begun {pid} 0\n".encode())

@@ -17,8 +17,8 @@ ENV = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE)]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks are for Linux")
 
 
-def start(job: str, folder: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "fork_toys", job, str(folder), "2"]
+def start(job: str, folder: Path, closed: str = "") -> subprocess.Popen[str]:
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "fork_toys", job, str(folder), "2"]
     return subprocess.Popen(command, env=ENV, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
@@ -41,11 +41,10 @@ def test_how_a_worker_has_ended_is_said(job: str, words: str, tmp_path: Path) ->
     assert words in out and "worker 1 speaks" in out and out.endswith("code 1\n")
 
 
-def test_a_killed_launcher_leaves_no_worker_behind(tmp_path: Path) -> None:
-    launcher = start("wait", tmp_path)
-    until(lambda: all((tmp_path / f"{i}.json").exists() for i in range(2)))
-    launcher.kill()
-    launcher.communicate()
+def test_a_killed_launcher_leaves_no_worker_behind_though_it_had_nothing_open(tmp_path: Path) -> None:
+    with start("wait", tmp_path, closed="<&- >&- 2>&-") as launcher:
+        until(lambda: all((tmp_path / f"{i}.json").exists() for i in range(2)))
+        launcher.kill()
     until(lambda: not any(alive(w["pid"]) for w in said(tmp_path)))
 
 

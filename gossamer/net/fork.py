@@ -128,9 +128,10 @@ def _tether() -> None:
 
     launcher = multiprocessing.parent_process()
     assert launcher is not None
-    fcntl.fcntl(launcher.sentinel, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(launcher.sentinel, fcntl.F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(launcher.sentinel, fcntl.F_SETFL, fcntl.fcntl(launcher.sentinel, fcntl.F_GETFL) | os.O_ASYNC)
+    pipe = fcntl.fcntl(launcher.sentinel, fcntl.F_DUPFD_CLOEXEC, 3)  # not where standard input and outputs come to be
+    fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
     if not launcher.is_alive():
         os._exit(1)
 
