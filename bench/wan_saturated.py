@@ -51,8 +51,10 @@ def measure(emulator: str, wan: Wan, sets: list[str], seconds: float) -> dict[st
         away = sum(run.log(site).count("does not answer") - before[site] for site in SITES)
         run.leave(*SITES)
     used = []
-    for one, mbps in zip(rounds.values(), wan.send_mbps, strict=True):
+    for (site, one), mbps in zip(rounds.items(), wan.send_mbps, strict=True):
         later = [r for r in one if r["round"] > 1]
+        if not later:
+            sys.exit(f"{site} has completed {len(one)} rounds in {seconds:g} s, too few to say what its line carried: give more --seconds")
         used.append(8e-6 * sum(r["bytes_sent"] for r in later) / sum(r["wall_s"] for r in later) / mbps)
     counts = asked[-1]["counts"]
     return {

@@ -17,7 +17,7 @@ def main(job: str, folder: Path) -> int:
     print(f"worker {rank} speaks", flush=True)
     import fork_toys
 
-    said = {"pid": os.getpid(), "loaded_by": fork_toys.LOADED_BY, "said": os.environ.get("SAID"), "stdin": sys.stdin.read()}
+    said = {"pid": os.getpid(), "loaded_by": fork_toys.LOADED_BY, "said": os.environ.get("SAID"), "stdin": os.read(0, 1).decode()}
     (folder / f"{rank}.part").write_text(json.dumps(said))
     (folder / f"{rank}.part").rename(folder / f"{rank}.json")
     if job == "wait":

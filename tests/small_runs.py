@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import io
+import os
+import sys
 from contextlib import redirect_stderr
 from pathlib import Path
+
+from gossamer.app.train import WORKER_MODULES
+from gossamer.net.fork import Forked, nursery
 
 TEXT = "the worker sends what it has learned to its peers and waits for theirs then takes one outer step together again"
 WORDS = TEXT.split()
@@ -51,3 +56,9 @@ def command(*arguments: str) -> tuple[int, str]:
     with redirect_stderr(said):
         code = cli.main(arguments)
     return code, said.getvalue()
+
+
+def forked(log: Path, arguments: list[str], cwd: Path) -> Forked:
+    """`gossamer ARGUMENTS` in a process of its own, with its output added to `log`."""
+    argv, env = [sys.executable, "-m", "gossamer", *arguments], {**os.environ, "OMP_NUM_THREADS": "1"}
+    return nursery([*WORKER_MODULES, "gossamer.app.wan.run"], env).fork(argv, env, log, name="gossamer", cwd=cwd)

@@ -15,10 +15,9 @@ from typing import Any
 
 import pytest
 from net_toys import Hooks, in_threads
-from nursery import nursery
 from sim_toys import Hooks as SimHooks
 from sim_toys import Links, Times
-from small_runs import flags, settings
+from small_runs import flags, forked, settings
 from toy import ToyBody, toy_layout, toy_start
 from wan_toys import in_sites
 
@@ -313,15 +312,13 @@ def test_a_run_is_resumed_with_the_bits_of_one_that_was_not_interrupted(number: 
     sets = settings(text, method__name='"halos"', fleet__name='"uniform-1"', method__report_every=1, method__local_delay=3, run__rounds=14)
     sets += ["method.block=2", "method.local_lr=1.4", "clock.pace_s=0.25"]
     out = tmp_path / "real"
-    process = nursery().start(
-        tmp_path / "log", ["train", "--workers", "1", "--out", str(out), *flags([*sets, "checkpoint.every=2"])], tmp_path
-    )
+    run = forked(tmp_path / "log", ["train", "--workers", "1", "--out", str(out), *flags([*sets, "checkpoint.every=2"])], tmp_path)
     until_s = time.monotonic() + 90
     while checkpoint.newest(out / "checkpoints") is None:
-        assert time.monotonic() < until_s and process.poll() is None, (tmp_path / "log").read_text()
+        assert time.monotonic() < until_s and run.poll() is None, (tmp_path / "log").read_text()
         time.sleep(0.02)
-    process.send_signal(number)
-    assert process.wait(60) == (130 if number == signal.SIGTERM else -number)
+    run.send_signal(number)
+    assert run.wait(60) == (130 if number == signal.SIGTERM else -number)
     found = checkpoint.latest(out / "checkpoints")
     assert found is not None and sorted(checkpoint.read_manifest(out / "checkpoints", found).parts) == [0, 1, 2], "a worker and two servers"
     assert not (out / "summary.json").exists()

@@ -18,6 +18,7 @@ from gossamer import cli
 from gossamer.app import settings as S
 from gossamer.app.compare import folder_names
 from gossamer.app.folder import JsonLines, RunFolder, check_new, default_path, write_atomically
+from gossamer.app.lock import alone_in
 from gossamer.core import method
 from gossamer.core.errors import BadInput, RunFailed
 from gossamer.train import corpus as C
@@ -257,6 +258,13 @@ def test_a_folder_where_nobody_can_write(text: Path, tmp_path: Path, capsys: pyt
     with pytest.raises(RunFailed, match=r"/dev/full cannot be written \(No space left"):
         lines.add({"kind": "round"})
     lines.close()
+
+
+def test_a_folder_in_which_another_process_trains(stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = shutil.copytree(stopped, tmp_path / "run")
+    with alone_in(run):
+        said(["simulate", "--resume", str(run)], 2, capsys, "another process trains", str(run))
+    assert not (run / ".lock").exists()
 
 
 def test_a_nul_in_the_folder(text: Path, capsys: pytest.CaptureFixture[str]) -> None:

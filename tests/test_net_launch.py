@@ -150,6 +150,14 @@ def test_bad_input_is_told_once(tmp_path: Path) -> None:
     assert "worker 1 failed (exit code 2)" in said and "what is this" in said
 
 
+def test_all_that_have_failed_before_anybody_looks_have_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fleets = sys.modules["gossamer.net.launch"]._Fleet
+    watch = fleets.watch
+    monkeypatch.setattr(fleets, "watch", lambda fleet: (watch(fleet), until(lambda: not fleet.running)))
+    code, said = shell(2, "exit 7", tmp_path)
+    assert code == 1 and "failed (exit code 7), so the run was ended" in said
+
+
 def test_only_what_this_run_wrote_is_shown(tmp_path: Path) -> None:
     (tmp_path / "worker-1.log").write_text("of a run before\n")
     code, said = shell(2, '[ "$RANK" = 0 ] || { echo of this run; exit 7; }; exec sleep 100', tmp_path)

@@ -187,9 +187,10 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
 
 
 def workers_of(launcher: int) -> list[int]:
-    """Processes that it has started, or had forked, to be workers: each has a session of its own."""
+    """Processes below it that say so."""
     below = [int(c) for t in Path(f"/proc/{launcher}/task").iterdir() for c in (t / "children").read_text().split()]
-    return sorted(pid for child in below for pid in [child, *workers_of(child)] if os.getsid(pid) == pid)
+    found = [pid for child in below for pid in [child, *workers_of(child)]]
+    return sorted(pid for pid in found if Path(f"/proc/{pid}/comm").read_text().startswith("gossamer "))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the workers through /proc")

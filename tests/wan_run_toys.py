@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from nursery import Started, nursery
-from small_runs import flags
+from small_runs import flags, forked
 
 from gossamer.app.folder import RunFolder
+from gossamer.net.fork import Forked
 from gossamer.wan.trust import ca
 from gossamer.wan.trust.terms import new_secret
 
@@ -26,7 +26,7 @@ class Field:
 
     def __init__(self, root: Path, sets: list[str], *, tls: bool = True, beside: tuple[str, ...] = ()) -> None:
         self.root, self.sets, self.tls, self.beside = root, sets, tls, beside
-        self.processes: dict[str, Started] = {}
+        self.processes: dict[str, Forked] = {}
         root.mkdir(parents=True, exist_ok=True)
         if tls:
             folder = ca.init(root / "ca")
@@ -39,7 +39,7 @@ class Field:
         return ["--identity", str(self.root / "ca" / "sites" / site), "--secret", str(self.root / "run.secret")] if self.tls else []
 
     def _start(self, name: str, *arguments: str) -> None:
-        self.processes[name] = nursery().start(self.root / f"{name}.log", ["wan", *arguments], self.root)
+        self.processes[name] = forked(self.root / f"{name}.log", ["wan", *arguments], self.root)
 
     def coordinator(self) -> None:
         bind = f"127.0.0.1:{self.port}"

@@ -21,6 +21,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from gossamer.app.config import Config
 from gossamer.app.folder import RunFolder
 from gossamer.app.job import Job, resolve
+from gossamer.app.lock import claimed
 from gossamer.app.simulate import simulate
 from gossamer.core.errors import BadInput, RunFailed, Stopped
 from gossamer.real.signals import end_with_parent, handling
@@ -175,7 +176,7 @@ def run(attempt: Attempt, quiet: bool = True) -> Outcome:
         _in_a_run.set()
         if _stopping.is_set():
             return Outcome("stopped")
-        with _claimed(attempt.cells / f".{attempt.mark}.lock") as free:
+        with claimed(attempt.cells / f".{attempt.mark}.lock") as free:
             return _run(attempt, quiet) if free else Outcome("busy")
     except (KeyboardInterrupt, Stopped):
         return Outcome("stopped")
@@ -226,32 +227,3 @@ def _for_good(error: BaseException) -> bool:
     while error.__cause__ is not None:
         error = error.__cause__
     return isinstance(error, RunFailed)
-
-
-@contextmanager
-def _claimed(file: Path) -> Iterator[bool]:
-    """Holds the lock `file`, or gives False where another process holds it. A lock goes with its process, however that ends. Where the
-    system has no locks, everybody holds it: work is then done twice, and the result is the same."""
-    if sys.platform == "win32":
-        yield True
-        return
-    import fcntl
-
-    while True:
-        handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(handle)
-            yield False
-            return
-        except OSError:
-            break
-        if os.fstat(handle).st_nlink:
-            break
-        os.close(handle)  # its holder took it away between our two calls
-    try:
-        yield True
-    finally:
-        file.unlink(missing_ok=True)
-        os.close(handle)

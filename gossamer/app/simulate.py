@@ -13,6 +13,7 @@ from gossamer.app.absence import absences_of
 from gossamer.app.agreement import write_agreement
 from gossamer.app.folder import JsonLines, RunFolder, default_path
 from gossamer.app.job import Job
+from gossamer.app.lock import alone_in
 from gossamer.app.metrics import check_unchanged, evaluation, facts_of
 from gossamer.app.planned import begin
 from gossamer.app.progress import Progress, duration
@@ -60,7 +61,6 @@ def simulate(job: Job, out: Path | None = None, resume: RunFolder | None = None,
     corpus = job.corpus()
     network = job.network()
     round0 = 0
-    parts: dict[int, checkpoint.Part] = {}
     if resume:
         check_unchanged(job, corpus, resume.facts())
         if resume.finished:
@@ -71,13 +71,22 @@ def simulate(job: Job, out: Path | None = None, resume: RunFolder | None = None,
         if found is None:
             raise BadInput(f"{resume.path} has no whole checkpoint to go on from: start a new run with --out")
         round0 = found
-        there = checkpoint.read_manifest(resume.checkpoints, round0).parts
-        parts = {i: checkpoint.read_part(resume.checkpoints, round0, i, job.device) for i in there}
-        for name in ("metrics.jsonl", "trace.jsonl"):
-            resume.cut(name, round0)
         folder = resume
     else:
         folder = begin(out or default_path(job.title), job, facts_of(job, corpus, "sim"), corpus.tokenizer)
+    with alone_in(folder.path):
+        return _simulated(job, folder, corpus, network, round0, quiet=quiet, lean=lean)
+
+
+def _simulated(
+    job: Job, folder: RunFolder, corpus: Corpus, network: Network | SeatNetwork, round0: int, *, quiet: bool, lean: bool
+) -> RunFolder:
+    parts: dict[int, checkpoint.Part] = {}
+    if round0:
+        there = checkpoint.read_manifest(folder.checkpoints, round0).parts
+        parts = {i: checkpoint.read_part(folder.checkpoints, round0, i, job.device) for i in there}
+        for name in ("metrics.jsonl", "trace.jsonl"):
+            folder.cut(name, round0)
     bodies = [job.body(i, corpus) for i in range(job.n)]
     combine = MemoCombine()
     for i, (_, kept, extra) in parts.items():

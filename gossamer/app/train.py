@@ -14,6 +14,7 @@ from gossamer.app.absence import part_of
 from gossamer.app.collect import STREAMS, by_worker, collect, of_rank, opened
 from gossamer.app.folder import JsonLines, RunFolder
 from gossamer.app.job import Job
+from gossamer.app.lock import alone_in
 from gossamer.app.metrics import check_unchanged, evaluation, facts_of
 from gossamer.app.planned import begin
 from gossamer.app.progress import Progress, duration
@@ -101,16 +102,17 @@ def launch_local(job: Job, out: Path, *, resume: bool = False) -> Path:
 
     threads = str(job.config.run.threads_per_worker)
     env = {"OMP_NUM_THREADS": threads}
-    code = launch(
-        processes(job),
-        command,
-        out / "logs",
-        env=env,
-        last_checkpoint=last,
-        survives=job.goes_on,
-        seats=seats_of(job),
-        modules=WORKER_MODULES if job.device.type == "cpu" else (),
-    )
+    with alone_in(out):
+        code = launch(
+            processes(job),
+            command,
+            out / "logs",
+            env=env,
+            last_checkpoint=last,
+            survives=job.goes_on,
+            seats=seats_of(job),
+            modules=WORKER_MODULES if job.device.type == "cpu" else (),
+        )
     if code in (130, 143):
         raise Stopped(f"stopped; last whole checkpoint: {last() or 'none yet'}")
     if code == 2:

@@ -1,48 +1,48 @@
-"""Processes of one command that load its modules once: one process loads them, and each is forked from it.
+"""Processes of one command that load its modules once: one process loads them, and they are forked from it.
 
     process = fork([sys.executable, "-m", "gossamer", "train", ...], env, log, modules=("gossamer.app.train",))
 
-Loading torch and transformers takes seconds of every process; a fork takes hundredths of one. The process that forks is that of
-`multiprocessing`'s forkserver. Linux only, and not where a module of those touches a GPU when it is loaded: CUDA does not survive a fork.
+Loading torch and transformers takes seconds of every process; a fork takes hundredths of one. `multiprocessing`'s forkserver would serve,
+but it runs the user's script again in each process, loads within reach of the terminal's Ctrl-C, and needs a short path for its socket.
+Linux only, and not where a module of those touches a GPU when it is loaded: CUDA does not survive a fork.
 """
 
 from __future__ import annotations
 
-import multiprocessing
+import atexit
+import json
 import os
-import runpy
 import signal
+import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from multiprocessing import connection, reduction
 from pathlib import Path
-from typing import Any
 
-_context = multiprocessing.get_context("forkserver") if sys.platform == "linux" else None
+from gossamer.net.nursery import MESSAGE_BYTES
+
+_COMM_CHARS = 15
+
+
+class GivenUp(Exception):
+    """The process was no longer wanted before there was one."""
 
 
 class Forked:
     """What `subprocess.Popen` has, of a process that was forked."""
 
-    def __init__(self, process: Any) -> None:
-        self.pid: int = process.pid
-        self._process = process
-        self._lock = threading.Lock()
-
-    @property
-    def returncode(self) -> int | None:
-        """As of the last look; negative for a signal."""
-        return self.poll()
+    def __init__(self) -> None:
+        self.pid = 0
+        self.returncode: int | None = None
+        """Negative for a signal."""
+        self.begun, self.over = threading.Event(), threading.Event()
 
     def poll(self) -> int | None:
         """The exit code, or None while it runs."""
-        with self._lock:  # the code is read from a pipe, once
-            code: int | None = self._process.exitcode
-        return code
+        return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         """Its exit code, when it has ended.
@@ -50,101 +50,149 @@ class Forked:
         Raises:
             subprocess.TimeoutExpired: it still runs.
         """
-        connection.wait([self._process.sentinel], timeout)
-        if (code := self.poll()) is None:
+        if not self.over.wait(timeout):
             raise subprocess.TimeoutExpired("a forked process", timeout or 0.0)
-        return code
+        assert self.returncode is not None
+        return self.returncode
 
     def send_signal(self, number: int) -> None:
         """Nothing, where it has ended."""
-        if self.poll() is None:
-            os.kill(self.pid, number)
+        if self.returncode is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+    def ended(self, code: int) -> None:
+        """Told by whoever forked it."""
+        self.returncode = code
+        self.begun.set()
+        self.over.set()
 
 
-class _Outputs:
-    """Standard output and error of this process, or a file for both, in the process that is forked."""
+class Nursery:
+    """The process that forks, as its user sees it.
 
-    def __init__(self, log: Path | None) -> None:
-        self._log = log
-        self._taken: list[Any] = []
+    Args:
+        modules: loaded by it, for all that are forked.
+        env: its environment while it loads them.
+    """
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_log": self._log, "_taken": [] if self._log else [reduction.DupFd(1), reduction.DupFd(2)]}
+    def __init__(self, modules: Sequence[str], env: Mapping[str, str]) -> None:
+        self.owner = os.getpid()
+        ours, theirs = (_high(each) for each in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        command = [sys.executable, "-m", "gossamer.net.nursery", str(theirs.fileno()), *modules]
+        nothing = subprocess.DEVNULL
+        self._process = subprocess.Popen(  # a session of its own: Ctrl-C of the terminal does not reach it
+            command, stdin=nothing, stdout=nothing, stderr=nothing, pass_fds=[theirs.fileno()], env=dict(env), start_new_session=True
+        )
+        theirs.close()
+        self._calls = ours
+        self._lock = threading.Lock()
+        self._asked: deque[Forked] = deque()
+        self._running: dict[int, Forked] = {}
+        self.alive = True
+        threading.Thread(target=self._listen, name="nursery", daemon=True).start()
 
-    def take(self) -> None:
-        if self._log is not None:
-            file = os.open(self._log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-            found = [file, file]
-        else:
-            found = [each.detach() for each in self._taken]
-        for to, here in enumerate(found, 1):
-            os.dup2(here, to)
-        for here in set(found):
-            os.close(here)
+    def fork(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        log: Path | None,
+        *,
+        name: str,
+        cwd: Path | None = None,
+        given_up: Callable[[], bool] = lambda: False,
+    ) -> Forked:
+        """Runs `argv`, which is `python -m MODULE ...`, in a session of its own. It dies with the nursery, and that with this process.
+
+        Args:
+            log: its output is added there; None: goes where that of this process goes.
+            name: of the process, where tools show that.
+            cwd: the present folder by default.
+            given_up: asked now and then while the modules are loaded.
+
+        Raises:
+            GivenUp: it was.
+        """
+        own = {"name": name[:_COMM_CHARS], "cwd": str(cwd or Path.cwd()), "env": dict(env), "arguments": list(argv[2:])}
+        paths = [p for p in env.get("PYTHONPATH", "").split(os.pathsep) if p]
+        request = os.memfd_create("request")
+        files = [request, *_outputs(log)]
+        found = Forked()
+        try:
+            os.write(request, json.dumps(own | {"path": list(dict.fromkeys([*paths, *sys.path]))}).encode())
+            with self._lock:
+                self._asked.append(found)
+                socket.send_fds(self._calls, [b"fork"], files)
+        except BrokenPipeError:
+            found.ended(-signal.SIGKILL)
+        finally:
+            for file in files:
+                os.close(file)
+        while not found.begun.wait(0.1):
+            if given_up():
+                self._process.kill()
+                raise GivenUp
+        return found
+
+    def close(self) -> None:
+        """Ends it, and all that it has forked."""
+        with suppress(OSError):
+            self._calls.shutdown(socket.SHUT_RDWR)
+        self._process.wait()
+
+    def _listen(self) -> None:
+        with suppress(OSError):
+            while message := self._calls.recv(MESSAGE_BYTES):
+                what, *numbers = message.decode().split()
+                pid = int(numbers[0])
+                if what == "begun":
+                    found = self._running[pid] = self._asked.popleft()
+                    found.pid = pid
+                    found.begun.set()
+                else:
+                    self._running.pop(pid).ended(int(numbers[1]))
+        with self._lock:
+            self.alive = False
+            for found in [*self._running.values(), *self._asked]:
+                found.ended(-signal.SIGKILL)  # the kernel has seen to it
+        self._calls.close()
+        self._process.wait()
+
+
+_nurseries: dict[tuple[str, ...], Nursery] = {}
 
 
 def can_fork(argv: Sequence[str], modules: Sequence[str]) -> bool:
     """Whether the command is one of this Python, `-m MODULE ...`, and there is something to load beforehand."""
-    return _context is not None and bool(modules) and list(argv[:2]) == [sys.executable, "-m"]
+    return sys.platform == "linux" and bool(modules) and list(argv[:2]) == [sys.executable, "-m"]
 
 
-def fork(argv: Sequence[str], env: Mapping[str, str], log: Path | None, modules: Sequence[str]) -> Forked:
-    """Runs `argv` in a session of its own, and kills it when this process dies.
-
-    Args:
-        argv: see `can_fork`.
-        env: all of its environment. What is read while `modules` are loaded is as it was for the first process that was forked.
-        log: its output is added there; None: goes where that of this process goes.
-        modules: loaded once, for all processes that are forked.
-    """
-    assert _context is not None
-    _context.set_forkserver_preload(list(modules))
-    process = _context.Process(target=_run, args=(list(argv[2:]), dict(env), _Outputs(log)))
-    before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = env.get("OMP_NUM_THREADS", "1")  # no threads in the process that forks
-    try:
-        process.start()
-    finally:
-        if before is None:
-            del os.environ["OMP_NUM_THREADS"]
-        else:
-            os.environ["OMP_NUM_THREADS"] = before
-    found = Forked(process)
-    while found.poll() is None and not _leads(found.pid):
-        time.sleep(0.001)
+def nursery(modules: Sequence[str], env: Mapping[str, str]) -> Nursery:
+    """That of this process for these modules, which is kept; `env` is its environment if it has to be started."""
+    key = tuple(modules)
+    found = _nurseries.get(key)
+    if found is None or not found.alive or found.owner != os.getpid():
+        found = _nurseries[key] = Nursery(modules, env)
+        atexit.register(found.close)
     return found
 
 
-def _leads(pid: int) -> bool:
-    """Whether it has a session of its own, and its group can be sent signals."""
-    with suppress(ProcessLookupError):
-        return os.getpgid(pid) == pid
-    return True
+def _high(given: socket.socket) -> socket.socket:
+    """Not where standard input and outputs are, or would be if they were open."""
+    import fcntl  # not where there is nothing to fork
+
+    with given:
+        return socket.socket(fileno=fcntl.fcntl(given.fileno(), fcntl.F_DUPFD_CLOEXEC, 3))
 
 
-def _tether() -> None:
-    """The kernel kills this process when the launcher dies: that ends a pipe of which this one has the other side."""
-    import fcntl  # Linux and its like
-
-    launcher = multiprocessing.parent_process()
-    assert launcher is not None
-    fcntl.fcntl(launcher.sentinel, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(launcher.sentinel, fcntl.F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(launcher.sentinel, fcntl.F_SETFL, fcntl.fcntl(launcher.sentinel, fcntl.F_GETFL) | os.O_ASYNC)
-    if not launcher.is_alive():
-        os._exit(1)
-
-
-def _run(arguments: list[str], env: dict[str, str], outputs: _Outputs) -> None:
-    _tether()
-    os.setsid()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    outputs.take()
-    os.environ.clear()
-    os.environ.update(env)
-    sys.argv = arguments
-    runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+def _outputs(log: Path | None) -> list[int]:
+    """Open files for standard output and error."""
+    if log is not None:
+        file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        return [file, os.dup(file)]
+    streams = ((1, sys.__stdout__), (2, sys.__stderr__))  # None: was not open when this process began
+    return [os.open(os.devnull, os.O_WRONLY) if stream is None else os.dup(number) for number, stream in streams]

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
-from gossamer.net.fork import Forked, can_fork, fork
+from gossamer.net.fork import Forked, GivenUp, can_fork, nursery
 from gossamer.net.start import STORE_ENV, begun_of, marker_of
 from gossamer.real.seats import Seats
 from gossamer.real.signals import handling
@@ -65,6 +65,8 @@ class _Fleet:
     ends: SimpleQueue[Addr] = field(default_factory=SimpleQueue)
     seats: Seats | None = None
     """Which processes are ranks of one worker, where some have several."""
+    untold: int = 0
+    """Ends that nobody has taken from the queue."""
     lost: set[Addr] = field(default_factory=set)
     """Whose end has been told, ranks of the same worker included."""
 
@@ -96,6 +98,7 @@ class _Fleet:
         return all(begun_of(self.store, i).exists() for i in range(len(self.children)))
 
     def watch(self) -> None:
+        self.untold = len(self.children)
         for i, child in enumerate(self.children):
             threading.Thread(target=self._await_end, args=(i, child), daemon=True).start()
 
@@ -106,9 +109,11 @@ class _Fleet:
     def next_end(self, timeout_s: float | None = None) -> Addr | None:
         """The next worker to end, or None."""
         try:
-            return self.ends.get(timeout=timeout_s)
+            found = self.ends.get(timeout=timeout_s)
         except Empty:
             return None
+        self.untold -= 1
+        return found
 
     def tell(self, number: int) -> None:
         """A signal to all that still run."""
@@ -188,7 +193,10 @@ def launch(
             with handling(partial(_pass_on, fleet, say)):
                 for i in range(n):
                     log = log_dir / f"worker-{i}.log" if i else None
-                    fleet.children.append(start(i, n, argv, log, fleet.store, env or {}, modules))
+                    try:
+                        fleet.children.append(start(i, n, argv, log, fleet.store, env or {}, modules, lambda: fleet.asked is not None))
+                    except GivenUp:
+                        return 128 + (fleet.asked or 0)
                 if fleet.asked is not None:  # while they were being started
                     fleet.tell(fleet.asked)
                 fleet.watch()
@@ -200,27 +208,43 @@ def launch(
 
 
 def start(
-    i: Addr, n: int, argv: Sequence[str], log: Path | None, store: Path, env: Mapping[str, str], modules: Sequence[str] = ()
+    i: Addr,
+    n: int,
+    argv: Sequence[str],
+    log: Path | None,
+    store: Path,
+    env: Mapping[str, str],
+    modules: Sequence[str] = (),
+    given_up: Callable[[], bool] = lambda: False,
 ) -> Child:
-    """Process i of n, which finds the others by `store`. `log`: where its output goes; None: to this process's own. `modules`: see
-    :func:`launch`."""
+    """Process i of n, which finds the others by `store`.
+
+    Args:
+        log: where its output goes; None: to this process's own.
+        modules: see :func:`launch`.
+        given_up: whether it is not wanted any more, while modules are loaded.
+
+    Raises:
+        GivenUp: it was not.
+    """
     ours = {"RANK": i, "LOCAL_RANK": i, "WORLD_SIZE": n, "LOCAL_WORLD_SIZE": n, STORE_ENV: store}
     full = {"OMP_NUM_THREADS": "1", **os.environ, **env, **{k: str(v) for k, v in ours.items()}}
     full.pop("GLOO_SOCKET_IFNAME", None)  # all are on this machine: the loopback interface, whatever is set for other runs
     if can_fork(argv, modules):
         start_bytes = log.stat().st_size if log is not None and log.exists() else 0
-        return Child(fork(argv, full, log, modules), log, start_bytes)
+        process = nursery(modules, full).fork(argv, full, log, name=f"gossamer {i}", given_up=given_up)
+        return Child(process, log, start_bytes)
     tethered = [sys.executable, "-S", "-E", "-c", _TETHER, str(os.getpid()), *argv] if sys.platform == "linux" else list(argv)
     if log is None:  # a session of its own: Ctrl-C at the terminal reaches the launcher only, which passes it on once
         return Child(subprocess.Popen(tethered, env=full, stdin=subprocess.DEVNULL, start_new_session=True), None)
     with log.open("ab") as out:
         start_bytes = out.tell()
-        process = subprocess.Popen(tethered, env=full, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
-    return Child(process, log, start_bytes)
+        started = subprocess.Popen(tethered, env=full, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
+    return Child(started, log, start_bytes)
 
 
 def _supervise(fleet: _Fleet, last_checkpoint: Callable[[], str | None], say: Callable[[str], None], grace_s: float, survives: bool) -> int:
-    while fleet.running:
+    while fleet.untold:
         i = fleet.next_end(0.5)
         if fleet.parted:
             break
