@@ -43,10 +43,12 @@ def beside(run: Run, runs: int) -> list[Chart]:
     return _there(_apart(run, SPANS_OF_ALL // runs))
 
 
-def parts(charts: Sequence[Chart]) -> list[tuple[str, list[Chart]]]:
-    """The charts under their headings, in the order of PARTS."""
+def parts(charts: Sequence[Chart], single: bool) -> list[tuple[str, list[Chart]]]:
+    """The charts in the order of PARTS: of a single run under these headings, else under one."""
     order = {name: (k, i) for k, (_, names) in enumerate(PARTS) for i, name in enumerate(names)}
     placed = sorted(charts, key=lambda chart: order[chart.name])
+    if not single:
+        return [("Figures", placed)] if placed else []
     found = [(title, [chart for chart in placed if chart.name in names]) for title, names in PARTS]
     return [(title, group) for title, group in found if group]
 

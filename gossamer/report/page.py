@@ -236,10 +236,11 @@ def _files(folder: Path) -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
-def shown(charts: Sequence[Chart], of: str) -> tuple[tuple[str, tuple[Shown, ...]], ...]:
+def shown(charts: Sequence[Chart], of: str, single: bool = False) -> tuple[tuple[str, tuple[Shown, ...]], ...]:
     """The charts of a run or comparison under their headings; `of` tells its charts from those of others on the page."""
     return tuple(
-        (title, tuple(Shown(f"{of}-{chart.name}", chart, themed(chart.svg)) for chart in group)) for title, group in figures.parts(charts)
+        (title, tuple(Shown(f"{of}-{chart.name}", chart, themed(chart.svg)) for chart in group))
+        for title, group in figures.parts(charts, single)
     )
 
 
@@ -269,7 +270,7 @@ def render(runs: Sequence[Run], version: str = "") -> str:
         )
         for k, (run, name, color) in enumerate(zip(runs, names, colors, strict=True))
     ]
-    parts = shown(figures.of_run(runs[0]) if single else figures.of_comparison(runs), "all")
+    parts = shown(figures.of_run(runs[0]) if single else figures.of_comparison(runs), "all", single)
     fleets = {fleet_name(run) for run in runs}
     fleet = fleets.pop() if len(fleets) == 1 else None
     subject = _listed(list(dict.fromkeys(plain_label(run) for run in runs)))

@@ -83,7 +83,7 @@ def time_by_round(run: Run) -> Chart | None:
     drawn.append(_axis(spans, step, bottom))
     means = {kind: sum(found[kind] for found in cells.values()) / sum(sum(found.values()) for found in cells.values()) for kind in kinds}
     alt = "Time by worker and round: in the mean " + ", ".join(f"{KIND_NAMES[k]} {percent(v)} %" for k, v in means.items()) + "."
-    svg = _svg(alt, bottom + 34, drawn)
+    svg = _svg(alt, bottom + 20, drawn)
     caption = f"A strip a worker, a column a round; the tallest is {fixed(highest / scale, 2)} {unit}, the same scale for all.{said}"
     return Chart("time-by-round", "Where the time went, round by round", caption, alt, f"<div>{legend(kinds)}{svg}</div>", wide=True)
 
@@ -114,7 +114,7 @@ def _shades(run: Run, cells: Cells, ids: Sequence[int], titles: Sequence[str], s
     caption = "A row a worker, a column a round; the darker, the more of the round was compute (white: none, full blue: all)." + said
     if len(ids) < len(titles):
         caption += f" The first {len(ids)} of {len(titles)} workers."
-    return Chart("time-by-round", "Where the time went, round by round", caption, alt, _svg(alt, bottom + 36, drawn), wide=True)
+    return Chart("time-by-round", "Where the time went, round by round", caption, alt, _svg(alt, bottom + 22, drawn), wide=True)
 
 
 def _axis(spans: Sequence[tuple[int, int]], step: float, y: float) -> str:

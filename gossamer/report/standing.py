@@ -11,7 +11,7 @@ from pathlib import Path
 from gossamer.report.curves import curves
 from gossamer.report.read import CONFIG, METRICS, Run
 from gossamer.report.records import Round
-from gossamer.report.words import worker_names
+from gossamer.report.words import fleet_name, plain_label, worker_names
 
 RECENT = 5
 """Rounds that shares and paces are taken over."""
@@ -89,7 +89,7 @@ class Watcher:
             left_s = max(0.0, round_s * (planned - done))
         (points,), what = curves([run])
         return Progress(
-            title=str(run.summary.get("name") or run.summary["method"]),
+            title=plain_label(run) + (f" on {fleet}" if (fleet := fleet_name(run)) else ""),
             world=str(run.summary["world"]),
             finished=run.finished,
             round=done,

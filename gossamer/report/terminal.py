@@ -58,7 +58,7 @@ class View:
             line.append(sparkline(p.losses, max(8, min(60, width - 44)), PLAIN if plain else BARS), style="cyan")
             line.append(f"  {p.losses[0]:.3f} to {p.losses[-1]:.3f}, lowest {min(p.losses):.3f}")
             parts.append(line)
-        parts += [Text(""), _workers(p.workers, width, plain)]
+        parts.append(_workers(p.workers, width, plain))
         if len(p.workers) > MOST:
             parts.append(Text(f"... and {len(p.workers) - MOST} more workers", style="dim"))
         if self._note:
