@@ -89,7 +89,7 @@ class Documents:
                 at += count
         except Exception as error:  # of files, networks and formats, whatever the library meets
             raise RunFailed(
-                f"the data set {self.name} cannot be read further, at row {max(at, skip):,} of file {file} ({_first_line(error)}): "
+                f"the data set {self.name} cannot be read further, at row {max(at, skip):,} of file {file} ({_said(error)}): "
                 "see that it is there, and resume from the last checkpoint"
             ) from error
 
@@ -145,7 +145,7 @@ def open_documents(source: Source) -> Documents:
         stream = builder.as_streaming_dataset(split=str(split))
         columns = _columns(stream)
     except Exception as error:
-        raise BadInput(f"the data set {name} cannot be read ({_first_line(error)}): correct data.source, or its files") from error
+        raise BadInput(f"the data set {name} cannot be read ({_said(error)}): correct data.source, or its files") from error
     _check_column(columns, name, source.text)
     marks = [_mark(str(file), root) for file in splits[split]]
     fingerprint = hashlib.sha256("\n".join([source.text, *marks]).encode("utf-8", "surrogateescape")).hexdigest()
@@ -200,7 +200,7 @@ def _local(datasets: Any, source: Source) -> tuple[Any, str, Path]:
         said = {source.split: [str(path.resolve())]}
         return datasets.load_dataset_builder(data.pop(), data_files=said), name, root.resolve()
     except Exception as error:
-        raise BadInput(f"the data set {source.at!r} cannot be opened ({_first_line(error)}): correct data.source or data.subset") from error
+        raise BadInput(f"the data set {source.at!r} cannot be opened ({_said(error)}): correct data.source or data.subset") from error
 
 
 def _of_hub(datasets: Any, source: Source) -> tuple[Any, str, None]:
@@ -208,20 +208,20 @@ def _of_hub(datasets: Any, source: Source) -> tuple[Any, str, None]:
     at = source.at
     if not _HUB.fullmatch(at):
         raise BadInput(f"the data set {at!r} does not exist; expected {corpus.STDLIB!r}, a folder, a file, or owner/name on the hub")
-    from datasets.exceptions import DatasetNotFoundError
+    from datasets.exceptions import DataFilesNotFoundError, DatasetNotFoundError
 
     try:
         builder = datasets.load_dataset_builder(at, name=source.subset or None, revision=source.revision or None)
     except DatasetNotFoundError as error:
-        raise BadInput(
-            f"{at!r} is nothing on this machine and no data set that the hub shows ({_first_line(error)}): correct it"
-        ) from error
+        raise BadInput(f"{at!r} is nothing on this machine and no data set that the hub shows ({_said(error)}): correct it") from error
+    except DataFilesNotFoundError as error:
+        raise BadInput(f"the data set {at!r} has no files that the datasets library reads ({_said(error)}): choose another") from error
     except ValueError as error:  # of subsets, which it lists
-        raise BadInput(f"the data set {at!r} cannot be opened: {_first_line(error)}. Set data.subset") from error
+        raise BadInput(f"the data set {at!r} cannot be opened: {_said(error)} Set data.subset") from error
     except Exception as error:  # what the libraries of the network raise
         raise BadInput(
             f"{at!r} is nothing on this machine, and as the name of a data set it needs the Hugging Face hub, which cannot be reached "
-            f"({_first_line(error)}): connect, or download it where there is a network and set data.source to the folder"
+            f"({_said(error)}): connect, or download it where there is a network and set data.source to the folder"
         ) from error
     commit = next((m[1] for files in (builder.config.data_files or {}).values() for f in files if (m := _COMMIT.search(str(f)))), "")
     about = f"{at}/{source.subset}" if source.subset else at
@@ -278,6 +278,7 @@ def content_mark(path: Path, size: int) -> str:
     return h.hexdigest()
 
 
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+def _said(error: BaseException) -> str:
+    """What a library says, on one line, cut short."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 300 else text[:297] + "..."
