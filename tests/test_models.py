@@ -14,10 +14,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from small_runs import settings
 
+from gossamer.app import trained
 from gossamer.app.config import load
 from gossamer.app.folder import RunFolder
 from gossamer.app.job import Job, resolve
 from gossamer.app.simulate import SimHooks, simulate
+from gossamer.app.wan.spec import spec_of
 from gossamer.cli import main
 from gossamer.core.errors import BadInput, Stopped
 from gossamer.core.tree import layout_of, numel
@@ -25,9 +27,12 @@ from gossamer.train import model as M
 from gossamer.train.adapt import merged
 from gossamer.train.checkpoint import part_path
 from gossamer.train.compute import mean_loss
+from gossamer.train.evaluate import evaluate
 from gossamer.train.shard import compile_blocks
 from gossamer.train.source import Adapter, Source
 from gossamer.train.tokenizer import as_transformers
+from gossamer.wan.roster.differing import differences
+from gossamer.worker.effects import Work
 from gossamer.worker.packet import HEADER_BYTES
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -160,8 +165,24 @@ def test_only_the_bytes_of_an_adapter_travel_and_are_kept(saved: Path, text: Pat
     kept = load_file(part_path(tmp_path / "run" / "checkpoints", 2, 0))
     assert all(".lora_" in name for name in kept if "weight" in name) and any(name.startswith("x/") for name in kept)
     assert job.layout == M.layout(job.model()) and numel(job.layout) == found["parameters"]
+    whole = trained.load(tmp_path / "run")
+    assert type(whole.model).__name__ == "LlamaForCausalLM" and "model.embed_tokens.weight" in dict(whole.model.named_parameters())
+    e, sequence = job.config.eval, job.config.plan.sequence
+    assert evaluate(whole.model, job.corpus(), e.sequences, sequence).loss == pytest.approx(found["final_loss"], rel=1e-6)
     signs = job_of(text, method__name='"geomesh"', **adapted)
     assert run(signs, tmp_path / "signs")["bytes_sent"] == [2 * (HEADER_BYTES + signs.method.codec.nbytes(signs.layout))] * 2
+
+
+def test_workers_of_one_process_share_what_none_of_them_trains(saved: Path, text: Path) -> None:
+    job = job_of(text, model__config='""', model__checkpoint=f'"{saved}"', model__adapter="{rank = 2}", model__dtype='"bf16"')
+    bodies = [job.body(i, job.corpus()) for i in range(2)]
+    a, b = (dict(body.model.named_parameters()) for body in bodies)
+    before = {name: p.clone() for name, p in b.items()}
+    bodies[0].compute(Work(1, 2, 0.0, 32.0))
+    for name, p in a.items():
+        assert (p.data_ptr() == b[name].data_ptr()) == (not p.requires_grad), name
+        assert torch.equal(b[name], before[name]), name
+    assert any(not torch.equal(p, before[name]) for name, p in a.items())
 
 
 def test_a_run_of_an_adapter_that_was_stopped_goes_on_bit_for_bit_and_only_on_its_base(
@@ -170,7 +191,8 @@ def test_a_run_of_an_adapter_that_was_stopped_goes_on_bit_for_bit_and_only_on_it
     base = tmp_path / "base"
     shutil.copytree(saved, base)
     more = {"model__config": '""', "model__checkpoint": f'"{base}"', "model__adapter": "{rank = 2, dropout = 0.1}", "run__rounds": 3}
-    want = run(job_of(text, **more), tmp_path / "whole")
+    began = job_of(text, **more)
+    want, described = run(began, tmp_path / "whole"), spec_of(began, began.corpus())
     original = SimHooks.boundary
 
     def interrupt(self, worker, round, time_s, state, body):  # type: ignore[no-untyped-def]
@@ -186,6 +208,8 @@ def test_a_run_of_an_adapter_that_was_stopped_goes_on_bit_for_bit_and_only_on_it
     save_file({**whole, "model.norm.weight": whole["model.norm.weight"] * 2}, weights, metadata={"format": "pt"})
     assert main(["simulate", "--resume", str(tmp_path / "cut")]) == 2
     assert "not trained of the model, which comes from model.checkpoint" in capsys.readouterr().err
+    said = differences(described, spec_of(job_of(text, **more), began.corpus()))
+    assert said.startswith("the parameters of the model that are not trained (mark) = "), "as a site that comes with them hears it"
     save_file(whole, weights, metadata={"format": "pt"})
     folder = simulate(resolve(load([tmp_path / "cut" / "config.toml"])), resume=RunFolder.existing(tmp_path / "cut"), quiet=True)
     assert json.loads((folder.path / "summary.json").read_text())["params_sha256"] == want["params_sha256"]

@@ -36,7 +36,11 @@ METHODS: dict[str, dict[str, object]] = {
     "diloco": {},
     "geomesh": {"inner__lr": 1e-3},
     "gasloc": {"method__topology": '"two_peer"'},
-}
+    "adapter": {
+        "method__name": '"diloco"', "model__adapter": "{rank = 2, targets = ['q_proj', 'v_proj'], whole = ['norm']}",
+        "model__activation_checkpointing": "true",
+    },
+}  # fmt: skip
 
 
 def fleet(path: Path, ranks: Sequence[int]) -> Path:
@@ -67,7 +71,7 @@ def trained(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sites")
     configs = []
     for name, more in METHODS.items():
-        sets = sets_of(text, fleet(folder / "fleet.toml", (1, 2, 3)), method__name=f'"{name}"', **more)
+        sets = sets_of(text, fleet(folder / "fleet.toml", (1, 2, 3)), **{"method__name": f'"{name}"', **more})
         configs.append(folder / f"{name}.toml")
         configs[-1].write_text(dump(load(sets=sets)))
     resolve(load([configs[0]])).corpus()
@@ -105,7 +109,7 @@ def results(trained: Path, name: str) -> tuple[dict[str, Any], list[dict[str, An
     return json.loads((trained / f"{name}.json").read_text()), [json.loads((trained / f"{name}-{s}.json").read_text()) for s in range(6)]
 
 
-@pytest.mark.parametrize("name", ["ddp", "diloco", "geomesh"])
+@pytest.mark.parametrize("name", ["ddp", "diloco", "geomesh", "adapter"])
 def test_sites_of_unlike_rank_counts_hold_the_same_parameters_bit_for_bit(trained, name):
     assert len(set(results(trained, name)[0]["sha256"])) == 1
 

@@ -127,8 +127,19 @@ class Job:
         """The model with its first weights, in float32: a function of the seed, or those of a checkpoint."""
         return model.build(self.outline.source, self.outline.vocab_size, self.config.seed)
 
-    def worker_model(self) -> Any:
-        """:meth:`model` as a worker holds it."""
+    def worker_model(self, alone: bool = False) -> Any:
+        """:meth:`model` as a worker holds it. What is not trained is read once, and of all models of this process the same memory.
+
+        Args:
+            alone: memory of its own, for a model that is to be cut over ranks.
+        """
+        return model.twin(self._held) if self.outline.frozen[0] and not alone else self._as_held()
+
+    @cached_property
+    def _held(self) -> Any:
+        return self._as_held()
+
+    def _as_held(self) -> Any:
         return model.cast(self.model(), self.outline.source.dtype)
 
     @property
@@ -190,7 +201,8 @@ class Job:
     def body(self, worker: int, corpus: Corpus, pace_s: float | None = None, ranks: Ranks | None = None) -> TrainBody:
         """What does the worker's inner steps, or a rank's share of them. Real runs may pace it; the simulator charges its own clock
         instead."""
-        network, most = self.worker_model(), micro_batch(self.config, self.fleet.site(worker), self.method.plan.batch[worker])
+        most = micro_batch(self.config, self.fleet.site(worker), self.method.plan.batch[worker])
+        network = self.worker_model(alone=ranks is not None)
         if backend := self.config.model.compile:
             compile_blocks(network, backend)
         return TrainBody(

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import json
 import math
@@ -107,6 +108,11 @@ def cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
         if name in adapters:
             p.data = adapters[name]
     return model
+
+
+def twin(model: nn.Module) -> nn.Module:
+    """A copy of `model` that shares the parameters that are not trained. Whatever moves one of the models moves those of both."""
+    return copy.deepcopy(model, {id(p): p for p in model.parameters() if not p.requires_grad})
 
 
 def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
