@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from gossamer.app.settings_base import Section
-from gossamer.app.wording import nearest
+from gossamer.app.wording import nearest, show
 from gossamer.core.errors import BadInput
 
 
@@ -55,8 +55,8 @@ class DataSection(Section):
     shuffle: int = Field(
         default=1024, ge=0, le=10_000_000, description="packed: documents put into a random order among themselves; 0: as they come"
     )
-    mix: list[MixedSection] = Field(
-        default=[], description="packed: several sources, tables with source, weight, and if need be subset, split, text, revision, valid"
+    mix: tuple[MixedSection, ...] = Field(
+        default=(), description="packed: several sources, tables with source, weight, and if need be subset, split, text, revision, valid"
     )
 
     @property
@@ -77,7 +77,9 @@ class DataSection(Section):
     @classmethod
     def _sources(cls, mix: Any) -> Any:
         known = list(MixedSection.model_fields)
-        for number, given in enumerate(mix if isinstance(mix, list) else (), 1):
+        if not isinstance(mix, list | tuple):
+            raise BadInput(f'data.mix = {show(mix)}: expected a list of tables, such as [{{source = "a/folder", weight = 0.5}}]')
+        for number, given in enumerate(mix, 1):
             if not isinstance(given, dict):
                 raise BadInput(f'data.mix: source {number} is {given!r}: expected a table such as {{source = "a/folder", weight = 0.5}}')
             for key in given:
@@ -95,7 +97,7 @@ class DataSection(Section):
             for key in known:
                 if key != "weight" and key in given and not isinstance(given[key], str):
                     raise BadInput(f"data.mix: source {number} has {key} = {given[key]!r}: expected text in quotes")
-        return mix
+        return tuple(mix)  # a list could be changed, and has no hash
 
     @model_validator(mode="after")
     def _one_loader(self) -> DataSection:
