@@ -1,4 +1,4 @@
-"""Commands for what a run has come to: export. As in `gossamer.cli`, there is no logic here."""
+"""Commands for what a run has come to: export and eval. As in `gossamer.cli`, there is no logic here."""
 
 from __future__ import annotations
 
@@ -25,6 +25,58 @@ def export(
     commands.export(run, to=to, round=round)
 
 
+def evaluate(
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN_OR_MODEL", help="A run folder, or a model folder as export and Hugging Face write them.", show_default=False
+        ),
+    ],
+    tasks: Annotated[
+        str | None,
+        typer.Option(
+            "--tasks", metavar="A,B,...", help="Which. Left out: the embedded suite, and all that --data has.", show_default=False
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", metavar="DIR", help="Items on disk: arc_easy.jsonl and so on. None: from the hub.", show_default=False),
+    ] = None,
+    text: Annotated[
+        str | None,
+        typer.Option(
+            "--text",
+            metavar="SOURCE",
+            help="Text of the embedded suite: stdlib, a folder or a file. None: the run's own.",
+            show_default=False,
+        ),
+    ] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=2, metavar="N", help="Items of a task at most.", show_default=False)] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the items that are made.")] = 0,
+    round: Round = None,
+    length: Annotated[
+        int | None,
+        typer.Option(
+            "--length",
+            min=1,
+            metavar="L",
+            help="Tokens that the model sees at once. None: what a run was trained with, what a model declares.",
+            show_default=False,
+        ),
+    ] = None,
+    batch: Annotated[int | None, typer.Option("--batch", min=1, metavar="N", help="Texts at a time.", show_default=False)] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="The record to write. Left out: eval.json in the run folder.", show_default=False),
+    ] = None,
+) -> None:
+    """Zero-shot accuracies with standard errors, through lm-eval: public tasks, and a suite made of held-out text."""
+    from gossamer.app import commands
+
+    commands.evaluate(folder, tasks=tasks, data=data, text=text, limit=limit, seed=seed, out=out, round=round, length=length, batch=batch)
+
+
 def add_to(app: typer.Typer) -> None:
     """Adds them to `gossamer`."""
     app.command("export")(export)
+    app.command("eval")(evaluate)

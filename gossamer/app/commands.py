@@ -242,3 +242,25 @@ def demo(*, out: Path | None) -> None:
     from gossamer.app.demo import demo as run
 
     run(out, _console())
+
+
+def evaluate(
+    folder: Path,
+    *,
+    tasks: str | None,
+    data: Path | None,
+    text: str | None,
+    limit: int | None,
+    seed: int,
+    out: Path | None,
+    round: int | None,
+    length: int | None,
+    batch: int | None,
+) -> None:
+    """`gossamer eval`."""
+    from gossamer.app.zeroshot import evaluation
+    from gossamer.app.zeroshot.harness import BATCH
+
+    names = tuple(name.strip() for name in tasks.split(",") if name.strip()) if tasks else ()
+    ask = evaluation.Request(names, data, text, limit, seed, batch or BATCH)
+    evaluation.run(folder, ask, out, _console(), round=round, length=length)

@@ -23,6 +23,7 @@ class Stream(enum.IntEnum):
     SKETCH = 8
     DOCUMENTS = 9
     MIX = 10
+    ITEMS = 11
 
 
 def words(count: int, seed: int, stream: Stream, *key: int) -> NDArray[np.uint64]:

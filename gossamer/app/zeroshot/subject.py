@@ -1,0 +1,124 @@
+"""What is evaluated: the model of a run folder, or a folder in Hugging Face's format; and the held-out text that goes with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from gossamer.app import trained
+from gossamer.app.config import load as read_config
+from gossamer.app.folder import RunFolder
+from gossamer.app.job import resolve
+from gossamer.core.errors import BadInput, RunFailed
+from gossamer.core.tree import sha256
+from gossamer.train import corpus as text
+from gossamer.train.compute import device_named
+from gossamer.train.model import longest_sequence
+
+HELD_OUT = "the run's held-out text"
+_TOKENS = 2_000_000
+"""Of held-out text so much is looked at: more than the embedded suite can use."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model to evaluate."""
+
+    folder: Path
+    model: nn.Module
+    tokenizer: Any
+    longest: int
+    """Tokens that it sees at once: what the run was trained with, or what the model declares."""
+    run: RunFolder | None
+    """None: a folder in Hugging Face's format."""
+    about: dict[str, Any]
+    """For the record: whose model it is."""
+
+
+def load(folder: Path, round: int | None = None, length: int | None = None) -> Subject:
+    """The model in a folder, on the GPU where there is one.
+
+    Args:
+        round: of a run: as of :func:`gossamer.app.trained.load`.
+        length: tokens that the model shall see at once.
+
+    Raises:
+        BadInput: neither a run nor a model, or nothing is trained yet.
+        RunFailed: a damaged file, or a model that has diverged.
+    """
+    about: dict[str, Any] = {}
+    run = None
+    if (folder / "config.toml").is_file():
+        found = trained.load(folder, round)
+        model, tokenizer, longest = found.model, found.tokenizer, found.config.plan.sequence
+        run, about = RunFolder(folder), {"round": found.round, "tokens": found.tokens}
+    else:
+        if round is not None:
+            raise BadInput(f"--round {round} is for run folders, and {folder} is none: leave it out")
+        model, tokenizer = _pretrained(folder)
+        longest = longest_sequence(model) or 2048
+    whole = {name: t.detach() for name, t in model.named_parameters()}
+    if not all(bool(torch.isfinite(t).all()) for t in whole.values()):
+        raise RunFailed(f"the model of {folder} has parameters that are not finite: it has diverged, and there is nothing to evaluate")
+    about |= {"parameters": sum(t.numel() for t in whole.values()), "model_sha256": sha256(whole)}
+    return Subject(folder, model.to(device_named("auto")).eval(), tokenizer, length or longest, run, about)
+
+
+def _pretrained(folder: Path) -> tuple[nn.Module, Any]:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    if not (folder / "config.json").is_file():
+        there = "is no folder" if not folder.is_dir() else "has neither config.toml nor config.json"
+        raise BadInput(f"{folder} {there}: give the folder of a run, or that of a model as gossamer export and Hugging Face write them")
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+        return model, AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # the library raises errors of many kinds
+        said = " ".join(str(error).split())[:300]
+        raise BadInput(
+            f"the model in {folder} cannot be loaded ({type(error).__name__}: {said}): give a whole one, with its tokenizer"
+        ) from error
+    finally:
+        logging.set_verbosity(level)
+
+
+def held_out(subject: Subject, source: str | None) -> Iterator[str]:
+    """Documents for the embedded suite.
+
+    Args:
+        source: "stdlib", a folder or a file, whose held-out part is taken; None: that of the run's own data.
+
+    Raises:
+        BadInput: no such text; or it is not the run's any more; or the subject is no run and no text is named.
+    """
+    if source is not None:
+        return text.documents(text.find(source).valid)
+    if subject.run is None:
+        raise BadInput(
+            f"the embedded suite is made of held-out text, and {subject.folder} does not say what it was trained on: name a text with "
+            "--text FOLDER, or --text stdlib for that of Python's own library"
+        )
+    job = resolve(read_config([subject.folder / "config.toml"]))
+    corpus = job.corpus()
+    if corpus.content_hash != subject.run.facts()["corpus_sha256"]:
+        raise BadInput(
+            f"the data of {subject.folder} have changed since it ran, and what is held out now may have been trained on: put them back, or "
+            "name another text with --text FOLDER"
+        )
+    return _decoded(subject.tokenizer, np.asarray(corpus.valid[:_TOKENS]), corpus.eos)
+
+
+def _decoded(tokenizer: Any, ids: np.ndarray, end: int) -> Iterator[str]:
+    """The documents between the end marks."""
+    for part in np.split(ids, np.flatnonzero(ids == end)):
+        if len(words := part[part != end]):
+            yield tokenizer.decode(words, clean_up_tokenization_spaces=False)
