@@ -188,16 +188,19 @@ def profile(
 
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Which: geomesh.", show_default=False)],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Which: geomesh, gasloc, zeroshot.", show_default=False)],
     jobs: Annotated[int, typer.Option("--jobs", min=1, help="Runs at a time, each in a process of its own.")] = 2,
     cells: Annotated[Path, typer.Option("--cells", help="Folder of cached runs.")] = Path("bench/results/cells"),
     results: Annotated[Path, typer.Option("--results", help="Folder of the result file.")] = Path("bench/results"),
     docs: Annotated[Path, typer.Option("--docs", help="Folder of the page whose tables are filled in, and of its figures.")] = Path("docs"),
+    data: Annotated[
+        Path | None, typer.Option("--data", metavar="DIR", help="zeroshot: items of public tasks too, as of eval.", show_default=False)
+    ] = None,
 ) -> None:
     """Reproduce a published table: tuned rows, paired seeds, figures. Cached runs are not run again."""
     from gossamer.bench.run import run
 
-    run(name, jobs=jobs, cells=cells, results=results, docs=docs)
+    run(name, jobs=jobs, cells=cells, results=results, docs=docs, data=data)
 
 
 @app.command()

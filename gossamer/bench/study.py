@@ -40,6 +40,7 @@ class Study:
         grid: values per dotted key; the same for all rows.
         trials: of each tuned row at most, on `tune_seed`.
         seeds: of the reported runs; paired over the rows, and none of them the one that was tuned on.
+        data: items of public tasks on disk, for a bench that evaluates models.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Study:
     work: Path
     processes: int = 1
     console: Console | None = None
+    data: Path | None = None
 
     def facts(self) -> dict[str, Any]:
         """What was fixed before any run, for the result file."""
