@@ -130,16 +130,18 @@ def documents(files: tuple[File, ...]) -> Iterator[str]:
 
 
 def _field(file: File, number: int, line: bytes) -> str:
+    item: object = None
     try:
         item = json.loads(line)
-        text = item["text"]
+        text = item["text"]  # type: ignore[index]
         if not isinstance(text, str):
             raise TypeError
     except (ValueError, KeyError, TypeError, RecursionError):
         where = f"line {number}" if file.lo == 0 else f"line {number} after byte {file.lo}"
-        raise BadInput(
-            f'{file.path}, {where}: expected a JSON object with a string field "text", got {line[:60]!r}: correct or remove the line'
-        ) from None
+        remedy = "correct or remove the line"
+        if isinstance(item, dict) and (texts := [key for key, value in item.items() if isinstance(value, str)]):
+            remedy += f", or set data.text to the field that holds the text: {', '.join(texts)[:200]}"
+        raise BadInput(f'{file.path}, {where}: expected a JSON object with a string field "text", got {line[:60]!r}: {remedy}') from None
     return text
 
 
