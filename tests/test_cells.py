@@ -243,7 +243,7 @@ def test_a_bug_or_a_full_disk_is_not_kept(text: Path, tmp_path: Path, runs: list
 def test_a_cell_that_another_process_runs_is_left_to_it(text: Path, tmp_path: Path, runs: list[Config]) -> None:
     config = load([], small(text))
     attempt = pool.Attempt("0" * 16, config, tmp_path, tmp_path / "work", False)
-    with pool._claimed(tmp_path / f".{attempt.mark}.lock") as free:
+    with pool.claimed(tmp_path / f".{attempt.mark}.lock") as free:
         assert free
         assert pool.run(attempt).kind == "busy"
     assert not runs
