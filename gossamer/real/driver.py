@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TypeVar
 
@@ -26,6 +26,8 @@ from gossamer.worker.effects import (
     Addr,
     Body,
     Boundary,
+    Compute,
+    Done,
     Effect,
     Expect,
     Gather,
@@ -99,44 +101,78 @@ class RealWorld:
             RunFailed: the program or its body raised, or a message is not what was expected; a PeerLost, as soon as it is noticed, when
                 another worker is gone. The group is closed then.
         """
+        self.begin(program, body)
+        with self._failing(), handling(self._ask_stop):
+            step = self._next(None)
+            while isinstance(step, Compute):
+                step = self._next(self._within_site(partial(body.compute, step.work)))
+        return step.state, self.close()
+
+    def begin(self, program: Program, body: Body) -> None:
+        """Takes a program whose inner steps somebody else takes, who calls `advance` after each stretch, and `close` after the last. Of
+        `body` only what a Load and a Boundary ask for is used. Signals stay as they are."""
         self._body = body
         self._ledger = Ledger(self.group.me, self._hooks, self.group.notes.ready_at, self._start_s, self.round)
+        self._pump = Pump(program, self)
+        self._begin_s = time.monotonic()
         if self._ahead and self.group.me in self._servers:
             self.group.notes.keep_up(_NO_ROUND, _NO_ROUND)  # nobody ever waits for a server's rounds
+
+    def advance(self, done: Done | None) -> Compute | Final:
+        """Goes on to the next stretch of inner steps, or to the end, with what the last stretch gave (None at first).
+
+        Raises:
+            RunFailed: as `run`.
+        """
+        with self._failing():
+            return self._next(done)
+
+    def check(self) -> None:
+        """Between two stretches: whether the run can still go on.
+
+        Raises:
+            RunFailed: as `run`.
+        """
+        with self._failing():
+            self.group.board.check()
+
+    def close(self) -> Account:
+        """The account of the whole run, once that is over."""
+        return self._ledger.close()
+
+    def _next(self, done: Done | None) -> Compute | Final:
+        if done is not None:
+            done = done if done.seconds else done._replace(seconds=time.monotonic() - self._begin_s)
+            self._ledger.spend("compute")
+        step = self._pump.advance(done)
+        self._ledger.spend("send")
+        if isinstance(step, Compute):
+            self.group.board.check()
+            self._begin_s = time.monotonic()
+        return step
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """What is raised within ends the program and the group, and says where it was."""
         try:
-            with handling(self._ask_stop):
-                final = self._drive(program)
-        except BaseException as error:
-            with suppress(Exception):  # the first failure is the one to report
-                program.close()
-            self.group.abort(error)
-            raise
-        return final, self._ledger.close()
-
-    @property
-    def paused_s(self) -> float:
-        """Seconds at boundaries (checkpoints, evaluation), which are in no account."""
-        return self._ledger.paused_s
-
-    def _drive(self, program: Program) -> State:
-        ledger, pump, reply = self._ledger, Pump(program, self), None
-        while True:
             try:
-                step = pump.advance(reply)
-                ledger.spend("send")
-                if isinstance(step, Final):
-                    return step.state
-                self.group.board.check()
-                begin_s = time.monotonic()
-                done = self._within_site(partial(self._body.compute, step.work))
-                reply = done if done.seconds else done._replace(seconds=time.monotonic() - begin_s)
-                ledger.spend("compute")
+                yield
             except RunFailed as error:
                 if error is self.group.board.failure:
                     raise
                 raise RunFailed(f"{self._name}, round {self.round}: {error}") from error
             except Exception as error:
                 raise RunFailed(f"{self._name}, round {self.round}: {type(error).__name__}: {error}") from error
+        except BaseException as error:
+            with suppress(Exception):  # the first failure is the one to report
+                self._pump.program.close()
+            self.group.abort(error)
+            raise
+
+    @property
+    def paused_s(self) -> float:
+        """Seconds at boundaries (checkpoints, evaluation), which are in no account."""
+        return self._ledger.paused_s
 
     @property
     def _name(self) -> str:

@@ -183,6 +183,9 @@ class Go(NamedTuple):
 class Stop(NamedTuple):
     """End cleanly at this boundary."""
 
+    over: bool = False
+    """For good, as if it were the last round: what is in flight lands. False: the run may be gone on with, and that is kept."""
+
 
 class Note(NamedTuple):
     """A record for the metrics; the world adds time and bytes. No reply."""

@@ -92,6 +92,8 @@ def peer(seat: Seat, state: State) -> Program:
         yield Note(tally.record(seat, state))
         state.local = tally.local if len(seat.fragments) > 1 else {}
         go: Go | Stop = yield Boundary(state.round, state)
+        if isinstance(go, Stop) and go.over:
+            break
         if isinstance(go, Stop):
             yield from _drain(seat, state)
             return state

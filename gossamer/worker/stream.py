@@ -139,14 +139,14 @@ def _start_over(seat: Seat, state: State, tally: Tally) -> Generator[Effect, Rep
 
 
 def _judge(part: Seat, state: State, y: Tree) -> Generator[Effect, Reply, tuple[Tree, bool, float]]:
-    """The worker's pseudo-gradient (its gradient, for ddp), whether the guard refuses it, and its norm."""
+    """The worker's pseudo-gradient (its gradient, for ddp), whether it is refused, by the guard or since it took no token, and its norm."""
     if not y:
         return {}, False, 0.0
     method, stream = part.method, state.streams[part.fragment]
     D = master(y) if method.outer.says == "gradient" else drift(part.part_of(state.x), y)
     norm = float((yield SiteSum(squares(list(D.values())))).sqrt())
     yield Span("encode", 0)
-    if not method.guard.refuses(norm, stream.norms):
+    if stream.tokens and not method.guard.refuses(norm, stream.norms):
         stream.norms = method.guard.remember(norm, stream.norms)
         return D, False, norm
     for d in D.values():

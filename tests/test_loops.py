@@ -1,0 +1,85 @@
+"""The examples of loops: each trains what `gossamer train` would, to the same bits, with few lines beside the user's own."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from gossamer.app.config import load
+from gossamer.app.job import resolve
+from gossamer.app.simulate import simulate
+from gossamer.core.tree import sha256
+from gossamer.net import launch
+
+ROOT = Path(__file__).resolve().parent.parent
+LOOPS = ROOT / "examples" / "loops"
+NAMES = ("plain", "titan", "hf_trainer", "lightning_trainer")
+NEEDED = {"lightning_trainer": "lightning", "hf_trainer": "accelerate"}
+MARK = "  # +"
+
+
+@pytest.fixture(scope="module")
+def there() -> list[str]:
+    """The examples whose libraries are installed."""
+    return [name for name in NAMES if name not in NEEDED or find(NEEDED[name])]
+
+
+def find(module: str) -> bool:
+    from importlib.util import find_spec
+
+    return find_spec(module) is not None
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GOSSAMER_CACHE", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def trained(cache: Path, there: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All of them, run by two processes."""
+    out = tmp_path_factory.mktemp("loops")
+    env = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
+    said: list[str] = []
+    command = [sys.executable, "-m", "loop_worker", str(out), *there]
+    modules = ("gossamer.app.train", "gossamer.library", *(NEEDED[name] for name in there if name in NEEDED))
+    code = launch(2, command, out / "logs", env=env, say=said.append, modules=modules)
+    assert code == 0, "\n".join(said)
+    return out
+
+
+@pytest.fixture(scope="module")
+def reference(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What the project's own run of the same ends with."""
+    run = simulate(resolve(load([LOOPS / "job.toml"])), tmp_path_factory.mktemp("run") / "reference")
+    shas = json.loads((run.path / "summary.json").read_text())["params_sha256"]
+    assert len(set(shas)) == 1
+    return str(shas[0])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_loop_ends_with_the_bits_of_the_project_s_run(name: str, trained: Path, there: list[str], reference: str) -> None:
+    if name not in there:
+        pytest.skip(f"{NEEDED[name]} is not installed")
+    for worker in range(2):
+        params = torch.load(trained / f"{name}-{worker}.pt", weights_only=True)
+        assert sha256(params) == reference
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_loop_needs_twenty_lines_at_most(name: str) -> None:
+    """Those that are marked; and without them no word of gossamer's is left but in names of files."""
+    lines = (LOOPS / f"{name}.py").read_text().splitlines()
+    marked = [line for line in lines if line.endswith(MARK)]
+    assert 3 <= len(marked) <= 20
+    own = "\n".join(line for line in lines[4:] if not line.endswith(MARK))
+    assert "gossamer" not in own and "outer" not in own.replace("router", "")
