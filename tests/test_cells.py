@@ -17,6 +17,7 @@ from gossamer.app.cells import Cell, _content, cell_hash, non_default, read_cell
 from gossamer.app.config import Config, _leaves, dump, load, override
 from gossamer.app.grid import Axis, Row, as_json, as_lines, axis, notes, rows_of, shard_of
 from gossamer.app.job import resolve
+from gossamer.app.lock import claimed
 from gossamer.cli import main
 from gossamer.core.errors import BadInput, RunFailed, Stopped
 
@@ -239,7 +240,7 @@ def test_a_bug_or_a_full_disk_is_not_kept(text: Path, tmp_path: Path, runs: list
 def test_a_cell_that_another_process_runs_is_left_to_it(text: Path, tmp_path: Path, runs: list[Config]) -> None:
     config = load([], small(text))
     attempt = pool.Attempt("0" * 16, config, tmp_path, tmp_path / "work", False)
-    with pool._claimed(tmp_path / f".{attempt.mark}.lock") as free:
+    with claimed(tmp_path / f".{attempt.mark}.lock") as free:
         assert free
         assert pool.run(attempt).kind == "busy"
     assert not runs
