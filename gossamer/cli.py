@@ -307,6 +307,9 @@ def wan_join(
     log_format: LogFormat = "text",
 ) -> None:
     """Train as one site of a run, with the others. Called again with the same --out it goes on."""
+    from gossamer.app.wan.logs import loading
+
+    loading(log_format, site)
     from gossamer.app.wan import run
     from gossamer.app.wan.presence import Where
 

@@ -270,7 +270,7 @@ def test_the_world_is_told(process: Process, clients: list[CoordinatorClient]) -
     process.start()
     eventually(lambda: any(e.kind == "back" for e in events), "told")
     assert [e.kind for e in events if e.kind in ("away", "back")] == ["away", "back"], "once each"
-    assert a.away_s is None and "is back after" in next(e.text for e in events if e.kind == "back")
+    assert a.away_s is None and "answers again, after" in next(e.text for e in events if e.kind == "back")
 
 
 def test_a_run_whose_file_is_lost_goes_on(process: Process, clients: list[CoordinatorClient]) -> None:

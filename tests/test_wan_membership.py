@@ -50,6 +50,14 @@ def test_a_lease_runs_out_and_the_rest_go_on(desk: Desk) -> None:
     assert refused.value.code == "expired"
 
 
+def test_why_a_site_was_put_out_is_known_until_it_comes_back(desk: Desk) -> None:
+    desk.found()
+    desk.coordinator.expel(caller("c"), "its certificate was revoked: make another")
+    assert [m.fault for m in desk.state().roster().members] == ["", "", "its certificate was revoked"]
+    desk.join("c")
+    assert desk.standing("c") != "out" and not any(m.fault for m in desk.state().members)
+
+
 def test_a_coordinator_that_slept_blames_nobody(desk: Desk) -> None:
     desk.found()
     desk.wait(5.0, "a", "b", "c")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -319,6 +320,10 @@ def test_the_coordinator_puts_a_revoked_site_out(tmp_path: Path) -> None:
             revoke(folder, "b", a)
             guard.look()
             eventually(lambda: not server.coordinator.runs["demo"].state.find("b").there, "long before its lease of 10 s is over", 3.0)
+            out = server.coordinator.runs["demo"].state.find("b")
+            words = r"the certificate of site b \(serial [0-9a-f]+\) was revoked on \d[-0-9: ]+( UTC)?"
+            assert re.fullmatch(words, out.fault), "the others are told why"
+            eventually(lambda: clients["c"].roster.at(out.seat) == out, "they are")
             assert server.coordinator.runs["demo"].state.find("c").there
             server.coordinator.expel(caller("c", 7), "another process")
             assert server.coordinator.runs["demo"].state.find("c").there

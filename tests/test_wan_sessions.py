@@ -66,6 +66,13 @@ def test_a_site_without_a_state_founds_nothing(desk: Desk) -> None:
     assert session is not None and session.members == (0, 1, 2) and session.donors == (0, 1), "those alike with the one that was told"
 
 
+def test_who_is_there_without_a_word_is_not_called_missing(desk: Desk) -> None:
+    desk.found()
+    assert desk.propose("c", number=2).why.endswith("it needs 2 (wan.min_sites); a, b have not asked yet")
+    desk.coordinator.leave(caller("a"))
+    assert desk.propose("c", number=2).why.endswith("it needs 2 (wan.min_sites); without a; b has not asked yet")
+
+
 def test_told_to_begin_is_not_told_to_be_alone(desk: Desk) -> None:
     desk.join("a", bootstrap=True)
     assert "without" not in desk.propose("a").why and "it needs 2 (wan.min_sites)" in desk.propose("a").why

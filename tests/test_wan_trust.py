@@ -135,7 +135,7 @@ def test_revoked_while_running(tmp_path: Path, caplog: pytest.LogCaptureFixture)
             assert other.unary_unary(ECHO)(b"", timeout=10) == b"c run-1 "
         ca.issue(folder, "b", ["127.0.0.1"], out=tmp_path / "again")
         assert call(dial(address, Identity.load(tmp_path / "again"))) == b"b run-1 hi"
-    assert sum("refused: b: " in r.message for r in caplog.records) == 1
+    assert sum("refused: " in r.message for r in caplog.records) == sum("refused: b: " in r.message for r in caplog.records) == 1
 
 
 def test_a_revoked_server_is_not_called(tmp_path: Path) -> None:

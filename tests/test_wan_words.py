@@ -119,8 +119,9 @@ def test_every_line_of_stderr_is_an_object(text: Path, tmp_path: Path) -> None:
         other.close()
     found = [json.loads(line) for line in done.stderr.splitlines()]
     assert done.returncode == 2 and found[-1]["level"] == "error" and "differs from run run-7" in found[-1]["message"]
-    assert found[0]["message"].startswith("site oslo of run run-7") and "site oslo of run run-7" in done.stdout
-    assert {line["run"] for line in found} == {"run-7"}
+    assert found[0]["message"] == "loading ..."
+    assert found[1]["message"].startswith("site oslo of run run-7") and "site oslo of run run-7" in done.stdout
+    assert {line["run"] for line in found[1:]} == {"run-7"}
 
 
 # ---- folders
@@ -257,6 +258,8 @@ def test_time_outs_are_shown_when_asked_for(text: Path, tmp_path: Path) -> None:
     [
         ("--coordinator", "127.0.0.1"), ("--coordinator", "http://127.0.0.1:7400"), ("--relay", "127.0.0.1:abc"), ("--bind", "127.0.0.1"),
         ("--bind", "127.0.0.1:70000"), ("--advertise", "lyon:99999"), ("--advertise", f"{'x' * 300}:1"),
+        ("--advertise", "%s:7469"), ("--advertise", "a..b:1"), ("--advertise", "999.1.1.1:1"), ("--bind", "::1:7469"),
+        ("--metrics", "127.0.0.1:http"),
     ],
 )  # fmt: skip
 def test_what_is_no_address_is_refused_and_not_waited_for(
@@ -267,6 +270,14 @@ def test_what_is_no_address_is_refused_and_not_waited_for(
     assert main([*command, *flags(sets_of(text))]) == 2
     said = capsys.readouterr().err
     assert address in said and "expected HOST:PORT" in said
+
+
+def test_without_certificates_a_site_is_on_loopback(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Others would be told that theirs is the wrong address."""
+    command = ["wan", "join", "--site", "lyon", "--out", str(tmp_path / "run"), "--coordinator", "127.0.0.1:1", "--bind", "127.0.0.1:0"]
+    assert main([*command, "--advertise", "lyon.example.org:7001", *flags(sets_of(text))]) == 2
+    said = capsys.readouterr().err
+    assert "--advertise lyon.example.org:7001: not a loopback address, and there is no certificate" in said and "--identity DIR" in said
 
 
 def test_a_coordinator_listens_where_it_was_told_to_or_nowhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

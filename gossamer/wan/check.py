@@ -32,34 +32,19 @@ from gossamer.wan.roster.messages import Refusal, pack, printable, unpack
 from gossamer.wan.trust.certificates import Identity, date, now_utc
 from gossamer.wan.trust.diagnose import diagnose, shown
 from gossamer.wan.trust.guard import Guard
-from gossamer.wan.trust.terms import Distrusted, host_of, is_loopback
+from gossamer.wan.trust.terms import Distrusted, check_address, host_of, is_loopback
 
 CALL_S = 15.0
 _SOON = timedelta(days=14)
 _ANSWERS = 9
 _RELAY = "or use a relay: gossamer wan relay on a machine that can be dialled, and --relay HOST:PORT here"
 _EXAMPLES = [ip_network(of) for of in ("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24", "2001:db8::/32")]
-_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\s/:]{1,253}):(\d{1,5})")
 
 Channel = Callable[[Any], Any]
 
 
 class Stop(Exception):
     """Nothing more can be found out."""
-
-
-def check_address(name: str, address: str) -> tuple[str, int]:
-    """Host and port.
-
-    Raises:
-        BadInput: it has another form.
-    """
-    match = _ADDRESS.fullmatch(address)
-    if match is None or not 0 < int(match[2]) < 65536:
-        raise BadInput(
-            f"{name} {address!r}: expected HOST:PORT with a port from 1 to 65535, such as 203.0.113.5:7001 or [2001:db8::5]:7001"
-        )
-    return host_of(address), int(match[2])
 
 
 def no_coordinator(address: str, error: Distrusted) -> str:
@@ -251,6 +236,10 @@ class Check:
         use = f"advertise an address that the other sites can dial{such}; {_RELAY}"
         if ip is not None and ip.is_unspecified:
             return wrong(what, f"{self._advertise} means all addresses of a machine, and is none that can be dialled", use)
+        if self._identity is None and not far and not is_loopback(host):
+            return wrong(
+                what, f"{self._advertise} is not loopback, and there is no certificate", "give --identity DIR, or leave --advertise out"
+            )
         if far and is_loopback(host):
             return wrong(what, f"{self._advertise} is loopback: every machine calls itself so", use)
         if far and ip is not None and ip.is_link_local:

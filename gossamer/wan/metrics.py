@@ -23,7 +23,7 @@ from gossamer.core.errors import BadInput
 from gossamer.wan.links.link import Traffic
 from gossamer.wan.relay.messages import Counters
 from gossamer.wan.roster.records import Report, Status
-from gossamer.wan.trust.terms import place_of
+from gossamer.wan.trust.terms import check_bind, place_of
 
 log = logging.getLogger(__name__)
 
@@ -45,10 +45,11 @@ class _Page:
         Raises:
             BadInput: the address cannot be bound.
         """
+        check_bind(address, "--metrics")
         try:
             host, port = place_of(address)
             self._server = start_http_server(port, addr=host or "0.0.0.0", registry=self._registry)
-        except (OSError, ValueError, OverflowError) as error:
+        except OSError as error:
             raise BadInput(f"--metrics {address}: cannot be bound ({error}): give HOST:PORT, with a port that is free") from None
         return int(self._server[0].server_port)
 

@@ -72,6 +72,16 @@ def note(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
+def loading(format: Format, site: str) -> None:
+    """That there is nothing to see yet: what the command needs is loaded first, which takes a while."""
+    text = "loading ..."
+    if format == "json":
+        set_up_logs(format, site=site, run="-")
+        logging.getLogger("gossamer").info("%s", text)
+    else:
+        print(text, file=sys.stderr, flush=True)
+
+
 def _uncaught(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
     logging.getLogger("gossamer").critical("%s", f"{kind.__name__}: {error}", exc_info=(kind, error, trace) if error is not None else None)
 

@@ -18,7 +18,7 @@ from gossamer.app.wan.spec import identity_of, secret_of
 from gossamer.app.wan.status import console, status_tables
 from gossamer.core.errors import BadInput, RunFailed
 from gossamer.real.signals import handling
-from gossamer.wan.check import Check, check_address, no_coordinator
+from gossamer.wan.check import Check, no_coordinator
 from gossamer.wan.findings import Finding, way_to
 from gossamer.wan.relay.client import RelayClient
 from gossamer.wan.relay.messages import RelaySettings
@@ -31,7 +31,7 @@ from gossamer.wan.trust.diagnose import speaks_tls
 from gossamer.wan.trust.dial import Dial
 from gossamer.wan.trust.doors import Anybody
 from gossamer.wan.trust.guard import AioGuard
-from gossamer.wan.trust.terms import NAME, Distrusted, Party, Terms, check_plain
+from gossamer.wan.trust.terms import NAME, Distrusted, Party, Terms, check_address, check_bind, check_plain
 from gossamer.wan.trust.vigil import Vigil
 
 T = TypeVar("T")
@@ -109,6 +109,7 @@ def party(run: str, secret: bytes) -> Party:
 
 def _channel(address: str, site: str, mine: Identity | None, identity: Path | None, secret: Path | None, run: str = _NOBODY) -> Channel:
     """To a coordinator, for whoever is no site of a run."""
+    check_address("--coordinator", address)
     known = secret_of(identity, secret)
     if known is None:
         check_plain(address)
@@ -185,6 +186,9 @@ def relay(
     bind: str, *, identity: Path | None, secret: Path | None, most_mbps: float | None, metrics: str | None, log_format: Format
 ) -> None:
     """`gossamer wan relay`: serves until Ctrl-C or SIGTERM, any run whose sites know the secret."""
+    check_bind(bind, "--bind")
+    if metrics is not None:
+        check_bind(metrics, "--metrics")
     mine, known = identity_of(identity), secret_of(identity, secret)
     if known is None:
         raise BadInput("a relay wants the run secret: give --secret FILE, and --identity DIR off this machine")
@@ -192,22 +196,24 @@ def relay(
     set_up_logs(log_format, site=name, run="-")
     whole = known
     guard = AioGuard(name, lambda run: party(run, whole), mine)
-    server = RelayServer(bind, guard, RelaySettings(most_mbps=most_mbps))
+    server: RelayServer | None = None
     page = None
     over = threading.Event()
     try:
         if metrics is not None:
             from gossamer.wan.metrics import CoordinatorMetrics
 
-            page = CoordinatorMetrics(lambda: Status(runs=()), relay=server.counters)
+            page = CoordinatorMetrics(lambda: Status(runs=()), relay=lambda: {} if server is None else server.counters())
             page.serve(metrics)
+        server = RelayServer(bind, guard, RelaySettings(most_mbps=most_mbps))
         with handling(lambda number: over.set()), watched(mine, [guard.look], over):
             print(f"relay: listening at port {server.port}", flush=True)
             over.wait()
     finally:
         if page is not None:
             page.close()
-        server.close()
+        if server is not None:
+            server.close()
 
 
 @contextmanager

@@ -36,6 +36,13 @@ class Out:
         if self.why is not None:
             raise RunFailed(f"site {self._site} stops here: {self.why}")
 
+    def goes_on(self) -> str:
+        """What to do, so that this site goes on with what it keeps."""
+        if isinstance(self.why, Distrusted) and self.why.reason in ("revoked", "expired"):
+            made = f"gossamer wan ca issue {self._site} --out NEWFOLDER"
+            return f"{made} makes another certificate, and with --identity NEWFOLDER the same command goes on there"
+        return "the same command goes on there"
+
     def ends(self, board: Board) -> None:
         """From now on, what ends with this site's part in the run."""
         with self._lock:

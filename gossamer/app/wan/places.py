@@ -54,7 +54,7 @@ def shifted(address: str | None, rank: int) -> str | None:
     if address is None:
         return None
     host, _, port = address.rpartition(":")
-    if not port.isdecimal() or int(port) + rank > MOST_PORT:
+    if not (port.isascii() and port.isdecimal()) or int(port) + rank > MOST_PORT:
         raise BadInput(f"{address}: expected host:port, with a port that leaves room for those of rank {rank} (at most {MOST_PORT})")
     return f"{host}:{int(port) + rank if int(port) else 0}"
 

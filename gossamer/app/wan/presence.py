@@ -14,20 +14,21 @@ from gossamer.app.wan.ranks import Ranks
 from gossamer.app.wan.spec import RosterOf, advertised, identity_of, secret_of, terms_of
 from gossamer.core.errors import BadInput, RunFailed
 from gossamer.core.ranges import Ranges
-from gossamer.wan.check import check_address
 from gossamer.wan.links.listening import Port, taken
 from gossamer.wan.links.wire import Links
 from gossamer.wan.loop import in_loop
 from gossamer.wan.neighbours import Neighbours
 from gossamer.wan.relay.client import BACK_S, RelayClient, peer_of, relayed
 from gossamer.wan.roster.client import CoordinatorClient
+from gossamer.wan.roster.messages import printable
 from gossamer.wan.roster.records import RELAY, Card, Roster, Spec
 from gossamer.wan.trust.access import Access, Peer
 from gossamer.wan.trust.doors import Doors
-from gossamer.wan.trust.terms import Party, check_bind, host_of, is_loopback
+from gossamer.wan.trust.terms import Party, check_address, check_bind, check_plain, host_of, is_loopback
 from gossamer.wan.trust.vigil import Vigil
 
 _LOOK_S = 0.1
+_GONE = "its process is gone"
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,9 @@ class Presence:
             if address is not None:
                 check_address(option, address)
         if where.bind is not None:
-            check_bind(where.bind)
+            check_bind(where.bind, "--bind")
+        if where.identity is None and where.advertise is not None:
+            check_plain(where.advertise, "--advertise")
         identity, secret = identity_of(where.identity), secret_of(where.identity, where.secret)
         self._me, self._places = where.site, places
         self._client: CoordinatorClient | None = None
@@ -246,11 +249,11 @@ class Presence:
             if member is None or seat not in boots:
                 return None
             if member.boot != boots[seat]:
-                return "another one has joined in its place"
+                return f"{_GONE}: another one has joined in its place"
             if not member.there:
-                return "the coordinator has not heard of it since"
+                return printable(member.fault) or f"{_GONE}: the coordinator has not heard of it since"
             absent_s = None if self._relay is None else self._relay.absent_s(member.site)
-            return None if absent_s is None or absent_s < BACK_S else "it does not stand at the relay any more"
+            return None if absent_s is None or absent_s < BACK_S else f"{_GONE}: it does not stand at the relay any more"
 
         links.out = out
 

@@ -31,6 +31,7 @@ from gossamer.wan.metrics import CoordinatorMetrics
 from gossamer.wan.relay.server import RelayServer
 from gossamer.wan.roster.service import CoordinatorServer
 from gossamer.wan.trust.guard import AioGuard, Guard, caller_of, ended_of
+from gossamer.wan.trust.terms import check_bind
 
 
 def coordinator(
@@ -45,6 +46,9 @@ def coordinator(
 ) -> None:
     """`gossamer wan coordinator`: serves until Ctrl-C or SIGTERM. It serves any run whose sites know the secret. With `relay`, sites that
     can only dial out meet there."""
+    for option, address in (("--bind", bind), ("--relay", relay), ("--metrics", metrics)):
+        if address is not None:
+            check_bind(address, option)
     known = secret_of(identity, secret)
     if relay is not None and known is None:
         raise BadInput(f"--relay {relay}: a relay wants the run secret: give --secret FILE, and --identity DIR off this machine")

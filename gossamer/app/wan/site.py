@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import threading
 from contextlib import suppress
 
 from rich.console import Console
@@ -51,6 +52,15 @@ from gossamer.worker.state import State
 log = logging.getLogger(__name__)
 _TRIES = 3
 """Times in a row that a state may fail to come."""
+STOPPING = "stopping at the end of the round; once more ends at once"
+
+
+def goes_on_from(folder: SiteFolder) -> str:
+    """What a site that leaves has in its folder, to be said after what it has done."""
+    found = checkpoint.newest(folder.checkpoints) if folder.there else None
+    if found is None:
+        return ""
+    return f": there is a checkpoint of round {found} in {folder.path}, and the same command with --out {folder.path} goes on from there"
 
 
 class Leaving(Exception):
@@ -145,14 +155,16 @@ class SiteRun:
                         hooks.save(again=True)
                     self.ranks.save()
                 self.client.leave(2.0 if self.client.there else 0.5)
-                self._say(f"site {self.where.site} has left run {self.spec.run} after round {holding.held.state.round}")
+                self._say(
+                    f"site {self.where.site} has left run {self.spec.run} after round {holding.held.state.round}{goes_on_from(folder)}"
+                )
                 raise
             except RunFailed as error:
                 if self.out.because(error):
                     if folder.there:
                         self.ranks.save()
                         kept = f"site {self.where.site} keeps its state after round {holding.held.state.round}"
-                        self._say(f"{kept}: the same command goes on there")
+                        self._say(f"{kept}: {self.out.goes_on()}")
                     self.out.check()
                 raise
             finally:
@@ -173,6 +185,8 @@ class SiteRun:
             self._asked = number
             if (group := self._group) is not None:
                 group.ask_stop(0)
+                # Not from here, which may be within a print that the signal has interrupted.
+                threading.Thread(target=self._say, args=(STOPPING,), daemon=True).start()
 
     def close(self) -> None:
         """Closes all connections."""

@@ -113,6 +113,10 @@ def secret_of(identity: Path | None, secret: Path | None) -> bytes | None:
     """
     if secret is None and identity is None:
         return None
+    if secret is None and not (there := (identity or Path()) / SECRET_FILE).exists():
+        raise BadInput(
+            f"{there}: no such file: give the run's secret with --secret FILE, the same on all sites (gossamer wan secret makes one)"
+        )
     return read_secret(secret or (identity or Path()) / SECRET_FILE)
 
 

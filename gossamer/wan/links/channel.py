@@ -29,6 +29,8 @@ from gossamer.wan.links.frames import (
 )
 from gossamer.wan.links.pacing import CHANNEL_GAIN, PAIR_GAIN, Flight, Pace
 from gossamer.wan.loop import spawn
+from gossamer.wan.trust.diagnose import plainly
+from gossamer.wan.trust.terms import Distrusted
 
 SERVICE = "gossamer.Link"
 _BATCH = 256
@@ -283,5 +285,7 @@ class Session:
 
 def words(error: grpc.RpcError) -> str:
     """What gRPC says, shortly."""
+    if not isinstance(error, Distrusted) and (said := plainly(str(error.details() or ""))) is not None:
+        return said
     first = [*str(error.details() or "").splitlines(), ""][0]
     return f"{error.code().name.lower()}: {first[:200]}".rstrip(": ")

@@ -293,7 +293,7 @@ class Links:
         """Of a peer whose connection broke: whether others say that its process is gone. Where it cannot be dialled, nothing else tells."""
         while link.over is None and link.session is None:
             if (why := self.out(link.src)) is not None:
-                link.die(f"its process is gone: {why}")
+                link.die(why)
             await asyncio.sleep(_LOOK_S)
 
     def _push(self, frame: Control) -> None:

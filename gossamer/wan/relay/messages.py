@@ -146,9 +146,11 @@ async def splice(
     finally:
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        for _, writer in (one, other):
-            writer.transport.abort()
+        try:
+            await asyncio.gather(*tasks, return_exceptions=True)
+        finally:  # also where this is cancelled once more meanwhile
+            for _, writer in (one, other):
+                writer.transport.abort()
 
 
 def keep_alive(writer: asyncio.StreamWriter) -> None:

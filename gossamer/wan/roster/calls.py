@@ -18,6 +18,7 @@ from gossamer.wan.deadlines import Timeouts
 from gossamer.wan.roster.messages import MAX_MESSAGE_BYTES, Record, Refusal, Refused, pack, printable, unpack
 from gossamer.wan.roster.records import Ask, Done, Forget, Status
 from gossamer.wan.roster.service import SERVICE
+from gossamer.wan.trust.diagnose import plainly
 from gossamer.wan.trust.terms import Distrusted
 
 log = logging.getLogger(__name__)
@@ -204,6 +205,6 @@ def _away(error: Any) -> Away:
 
 def _words(error: Any) -> str:
     code, details = error.code(), str(error.details() or "")
-    if "Connection refused" in details:
-        return "it refuses the connection"
+    if not isinstance(error, Distrusted) and (words := plainly(details)) is not None:
+        return words
     return f"{code.name if code else 'no status'}: {printable(details)[:200]}"

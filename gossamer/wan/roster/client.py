@@ -373,7 +373,7 @@ class CoordinatorClient:
     def _back(self, away_s: float) -> None:
         with self._changed:
             self._changed.notify_all()
-        self._tell("back", f"the coordinator of run {self.spec.run} is back after {away_s:.1f} s")
+        self._tell("back", f"the coordinator of run {self.spec.run} answers again, after {away_s:.1f} s")
 
     def _lost(self, why: str) -> None:
         self._tell("away", f"the coordinator of run {self.spec.run} does not answer ({why})")
@@ -392,6 +392,6 @@ class CoordinatorClient:
             raise RunFailed(f"site {self.caller.site} is out of run {self.spec.run}: {self.failure}") from self.failure
 
     def _tell(self, kind: Kind, text: str) -> None:
-        quiet = {"roster": logging.DEBUG, "waiting": logging.DEBUG, "plan": logging.DEBUG, "back": logging.INFO, "rejoined": logging.INFO}
+        quiet = {"roster": logging.DEBUG, "waiting": logging.DEBUG, "plan": logging.DEBUG, "rejoined": logging.INFO}
         log.log(quiet.get(kind, logging.WARNING), "%s", text)
         self._on_event(Event(kind, text))

@@ -159,7 +159,7 @@ class Coordinator:
         """The certificate with which a site has called is not good any more: it is out."""
         if (found := self._known(who)) is not None and found[1].there:
             run = found[0]
-            self._put(run, membership.expire(run.state, [who.site]))
+            self._put(run, membership.expire(run.state, [who.site], why.partition(": ")[0]))
             run.leases.drop(who.site)
             log.warning("run=%s site=%s is out epoch=%d: %s", who.run, who.site, run.state.epoch, why)
 

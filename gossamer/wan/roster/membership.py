@@ -149,7 +149,7 @@ def join(state: Membership, request: Join) -> Membership:
     seat = old.seat if old is not None else _free_seat(state, who.site, request.seat)
     _check_address(state, who.site, request.card)
     if old is not None and old.boot == who.boot:
-        new = _as(old, there=True, card=request.card)
+        new = _as(old, there=True, card=request.card, fault="")
     else:
         before = {"ever": old.ever, "session": old.session} if old is not None else {}
         new = _as(Member(site=who.site, seat=seat, boot=who.boot, card=request.card, bootstrap=request.bootstrap), **before)
@@ -221,11 +221,11 @@ def forget(state: Membership, site: str) -> Membership:
     return _changed(state).counting("forgotten")
 
 
-def expire(state: Membership, sites: Iterable[str]) -> Membership:
-    """The leases of these are over. Their processes may be alive, and in the session."""
+def expire(state: Membership, sites: Iterable[str], fault: str = "") -> Membership:
+    """The leases of these are over, or their certificates not good any more (`fault`). Their processes may be alive, and in the session."""
     found = [m for site in sites if (m := state.find(site)) is not None and m.there]
     for member in found:
-        state = _put(state, _as(member, there=False))
+        state = _put(state, _as(member, there=False, fault=fault))
     return _changed(state).counting("expiries", len(found)) if found else state
 
 

@@ -131,7 +131,7 @@ class Book:
                 return Opening(None, _founding(state, members & haves.keys(), members))
             ask = "1 site asks for a session" if len(members) == 1 else f"{len(members)} sites ask for a session and reach each other"
             return Opening(
-                None, f"{ask} ({state.names(members)}), it needs {state.spec.min_sites} (wan.min_sites){self._absent(state, members)}"
+                None, f"{ask} ({state.names(members)}), it needs {state.spec.min_sites} (wan.min_sites){_absent(state, members, said)}"
             )
         told = frozenset(s for s in members & haves.keys() if here[s].bootstrap)
         inside = state.inside
@@ -228,10 +228,16 @@ class Book:
         boots, last = {m.seat: m.boot for m in state.living}, state.session.number if state.session is not None else 0
         return {s: p for s, (p, _) in sorted(self._said.items()) if boots.get(s) == p.caller.boot and p.number > last}
 
-    @staticmethod
-    def _absent(state: Membership, members: frozenset[int]) -> str:
-        wanted = frozenset(m.seat for m in state.members) if state.session is None else frozenset(state.session.members)
-        return f"; without {state.names(wanted - members)}" if wanted - members else ""
+
+def _absent(state: Membership, members: frozenset[int], said: Mapping[int, Propose]) -> str:
+    """Who else was, or could be, in a session: not there, there without a word yet, or not reached by all."""
+    wanted = frozenset(m.seat for m in state.members) if state.session is None else frozenset(state.session.members)
+    there = frozenset(m.seat for m in state.living)
+    lacking = wanted - members
+    gone, mute, apart = lacking - there, (lacking & there) - said.keys(), lacking & there & said.keys()
+    text = f"; without {state.names(gone)}" if gone else ""
+    text += f"; {state.names(mute)} {'has' if len(mute) == 1 else 'have'} not asked yet" if mute else ""
+    return text + (f"; {state.names(apart)} {'asks' if len(apart) == 1 else 'ask'}, and not all reach each other" if apart else "")
 
 
 def _founding(state: Membership, asking: frozenset[int], members: frozenset[int]) -> str:

@@ -19,8 +19,7 @@ PROTOCOL = 1
 """Version of these messages. Another one is another service, which the caller is told."""
 
 MAX_VALUE_CHARS = 1 << 20
-MAX_SEATS = 4096
-MAX_BOUND = 32
+MAX_SEATS, MAX_BOUND = 4096, 32
 
 Boot: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 """Which process of a site: 128 random bits, drawn at its start."""
@@ -147,7 +146,7 @@ class Session(Record):
 
 
 class Member(Record):
-    """A site of a run, there or not."""
+    """A site of a run, there or not. `fault`: what is wrong with its certificate, where that has put it out."""
 
     site: Name
     seat: Seat
@@ -162,6 +161,7 @@ class Member(Record):
     """The latest that it was let into."""
     bootstrap: bool = False
     """It was told to begin from its state."""
+    fault: Text = ""
 
     @property
     def standing(self) -> Literal["out", "waiting", "in"]:

@@ -12,6 +12,30 @@ from gossamer.wan.trust.certificates import Certificate, Identity, date, site_na
 from gossamer.wan.trust.terms import host_of, place_of
 
 _AGAIN = "gossamer wan ca issue"
+_SAID = {
+    "connection refused": "it refuses the connection",
+    "reset by peer": "the connection broke",
+    "broken pipe": "the connection broke",
+    "socket closed": "the connection broke",
+    "connection timed out": "the connection does not come about in time",
+    "timeout occurred": "the connection does not come about in time",
+    "no route to host": "there is no way to it",
+    "unreachable": "there is no way to it",
+    "dns resolution failed": "its name does not resolve",
+    "name or service not known": "its name does not resolve",
+    "deadline exceeded": "no answer in time",
+}
+"""What gRPC says, in small letters -> in plain words. Among several, the first."""
+
+
+def plainly(details: str) -> str | None:
+    """What gRPC says of a connection or a call that has failed, in words; None: there are none for that.
+
+    >>> plainly("failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: connect: Connection refused (111)")
+    'it refuses the connection'
+    """
+    said = details.lower()
+    return next((words for text, words in _SAID.items() if text in said), None)
 
 
 def diagnose(address: str, identity: Identity, site: str | None, timeout_s: float = 2.0) -> str | None:

@@ -208,6 +208,7 @@ class Gate:
         try:
             certificate = self._certificate(seen)
             who = certificate.site if certificate else who
+            self._check_certificate(certificate)
             session, counter = self._session_of(method, metadata, certificate)
             caller = Caller(session.site, session.run, certificate)
             who = caller.site
@@ -229,7 +230,7 @@ class Gate:
             self._open.pop(admitted.number, None)
 
     def _certificate(self, seen: Seen) -> Certificate | None:
-        """Of the peer, good now; None: a peer on this machine, and no certificates are in use."""
+        """Of the peer, be it good now or not; None: a peer on this machine, and no certificates are in use."""
         if self._identity is None:
             if not seen.local:
                 raise Distrusted("certificate", "calls without TLS are for loopback only")
@@ -237,11 +238,9 @@ class Gate:
         if not seen.pem:
             raise Distrusted("certificate", f"no certificate: site {self.site} speaks with those only that have one of the project's CA")
         try:
-            found = Certificate.parse(seen.pem)
+            return Certificate.parse(seen.pem)
         except ValueError as error:
             raise Distrusted("certificate", f"not the certificate of a site ({error}): use one of gossamer wan ca issue") from None
-        self._check_certificate(found)
-        return found
 
     def _check_certificate(self, certificate: Certificate | None) -> None:
         """That it is good now."""
@@ -306,6 +305,7 @@ class Gate:
         try:
             certificate = self._certificate(seen)
             who = certificate.site if certificate else who
+            self._check_certificate(certificate)
             return self._welcome(raw, certificate)
         except Distrusted as error:
             self._say(error, who)

@@ -50,6 +50,8 @@ SECRET_BYTES = 32
 MOST_PORT = 65535
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HASH = re.compile(r"[0-9a-f]{1,64}")
+_PLACE = re.compile(r"(?:\[([^\[\]]{2,100})\]|([^\s/:\[\]]{0,253})):([0-9]{1,5})")
+_LABEL = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 
 
 class RosterCheck(Protocol):
@@ -221,24 +223,74 @@ def place_of(address: str) -> tuple[str, int]:
     return host_of(address), int(address.rpartition(":")[2])
 
 
-def check_bind(address: str) -> None:
-    """Refuses what is no place to listen at. gRPC would take a port above 65535, and listen at another one.
+def _parted(address: str) -> tuple[str, int] | None:
+    """Host, without brackets, and port; None: that is no HOST:PORT.
+
+    >>> _parted("[::1]:443"), _parted("oslo.example.org:0"), _parted(":7001")
+    (('::1', 443), ('oslo.example.org', 0), ('', 7001))
+    >>> [_parted(a) for a in ("::1:443", "999.1.1.1:1", "a..b:1", "[a]:1", "a:65536")]
+    [None, None, None, None, None]
+    """
+    match = _PLACE.fullmatch(address)
+    if match is None or int(match[3]) > MOST_PORT:
+        return None
+    host = match[2] if match[1] is None else match[1]
+    labels = host.removesuffix(".").split(".")
+    try:
+        if match[1] is not None:
+            ipaddress.IPv6Address(host)
+        elif labels[-1].isdecimal():  # no name ends like that
+            ipaddress.IPv4Address(host)
+        elif host and not all(map(_LABEL.fullmatch, labels)):
+            return None
+    except ValueError:
+        return None
+    return host, int(match[3])
+
+
+def check_address(option: str, address: str) -> tuple[str, int]:
+    """Host and port of what is to be dialled.
+
+    Args:
+        option: which says it.
 
     Raises:
         BadInput: it has another form.
     """
-    _, colon, port = address.rpartition(":")
-    if not colon or not port.isdecimal() or len(port) > 5 or int(port) > MOST_PORT:
-        raise BadInput(f"{address}: cannot be bound: expected HOST:PORT with a port up to {MOST_PORT}, such as 0.0.0.0:7001")
+    if (found := _parted(address)) is None or not all(found):
+        raise BadInput(
+            f"{option} {address!r}: expected HOST:PORT with a port from 1 to {MOST_PORT}, such as 203.0.113.5:7001 or [2001:db8::5]:7001"
+        )
+    return found
 
 
-def check_plain(address: str) -> None:
+def check_bind(address: str, option: str = "") -> None:
+    """Refuses what is no place to listen at. gRPC would take a port above 65535, and listen at another one. Port 0 is any.
+
+    Args:
+        option: which says it, where that is not plain.
+
+    Raises:
+        BadInput: it has another form.
+    """
+    if _parted(address) is None:
+        raise BadInput(
+            f"{option}{' ' if option else ''}{address}: cannot be bound: expected HOST:PORT with a port up to {MOST_PORT}, such as "
+            "0.0.0.0:7001 or [::]:7001"
+        )
+
+
+def check_plain(address: str, option: str = "") -> None:
     """Refuses to go without TLS anywhere but on loopback.
+
+    Args:
+        option: which says it, where that is not plain.
 
     Raises:
         BadInput: the address is another one.
     """
     if not is_loopback(host_of(address)):
         raise BadInput(
-            f"{address}: not a loopback address, and there is no certificate: give the folder of gossamer wan ca issue with --identity DIR"
+            f"{option}{' ' if option else ''}{address}: not a loopback address, and there is no certificate: give the folder of "
+            "gossamer wan ca issue with --identity DIR"
         )
