@@ -127,7 +127,9 @@ def test_a_page_that_is_watched_takes_in_new_rounds_and_stays_where_it_is(browse
     folder = make_plan(make_run(tmp_path / "a", rounds=4), rounds=9)
     (folder / "summary.json").unlink()
     records = read_lines(folder / "metrics.jsonl")
+    spans = read_lines(folder / "trace.jsonl")
     write_lines(folder / "metrics.jsonl", [r for r in records if r["round"] < 2])
+    write_lines(folder / "trace.jsonl", [s for s in spans if s["round"] < 2])
     server = Server(Live(folder))
     try:
         tab = Tab(browser, server.url, 900)
@@ -138,6 +140,7 @@ def test_a_page_that_is_watched_takes_in_new_rounds_and_stays_where_it_is(browse
         tab.page.locator(".zoom button[data-act=in]").click()
         zoomed = tab.page.locator(".zoom canvas").evaluate("c => c.dataset.to - c.dataset.from")
         tab.page.evaluate("scrollTo(0, 1500)")
+        write_lines(folder / "trace.jsonl", spans)
         write_lines(folder / "metrics.jsonl", records)
         with (folder / "metrics.jsonl").open("a") as file:
             file.write('{"kind":"rou')

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import io
+import json
 import os
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -63,6 +64,21 @@ def test_a_pace_is_what_is_seen(tmp_path: Path) -> None:
     write_lines(folder / "metrics.jsonl", read_lines(folder / "metrics.jsonl") + late)
     watcher = _later(watcher, 1060.0)
     assert watcher.look(load(folder)).round_s == 30.0, "two rounds in sixty seconds"
+
+
+def test_a_site_knows_of_itself_alone(tmp_path: Path) -> None:
+    folder = halfway(tmp_path / "a")
+    (folder / "facts.json").write_text(json.dumps({"world": "wan", "site": "lyon", "seat": 2}))
+    own = folder / "workers" / "2"
+    own.mkdir(parents=True)
+    for name in ("metrics.jsonl", "trace.jsonl"):
+        write_lines(own / name, [r for r in read_lines(folder / name) if r["worker"] == 2])
+        (folder / name).unlink()
+    last_s = (own / "metrics.jsonl").stat().st_mtime
+    states = [w.state for w in Watcher(now_s=last_s + 5.0).look(load(folder)).workers]
+    assert states == ["no record here", "no record here", "running", "no record here"]
+    quiet = Watcher(now_s=last_s + 3600.0).look(load(folder)).workers[2]
+    assert quiet.state == "silent for 60 min"
 
 
 def _later(watcher: Watcher, now_s: float) -> Watcher:

@@ -47,8 +47,11 @@ def version(folder: Path) -> str:
     return hashlib.sha256("\n".join(marks).encode()).hexdigest()[:16]
 
 
-def load(folder: Path | str) -> Run:
+def load(folder: Path | str, spans: bool = True) -> Run:
     """The run in `folder`, finished or not. Torn last lines are left out.
+
+    Args:
+        spans: read the trace of a run that goes on, too; it may be long.
 
     BadInput when it is no run folder, or something other than a last line is damaged.
     """
@@ -59,7 +62,7 @@ def load(folder: Path | str) -> Run:
         what = "is not a run folder: it has no config.toml" if folder.is_dir() else "is not a folder"
         raise BadInput(f"{str(folder)!r} {what}; give the folder that a run writes to")
     config, planned = config_of(folder / CONFIG), planned_of(folder)
-    metrics, trace = _records(folder, METRICS), _records(folder, TRACE)
+    metrics, trace = _records(folder, METRICS), _records(folder, TRACE) if spans else []
     rounds = [round_of(e) for e in metrics if e.get("kind") == "round"]
     closes = [Close(e.whole("worker"), seconds_of(e)) for e in metrics if e.get("kind") == "close"]
     evaluations = [evaluation_of(e) for e in metrics if e.get("kind") == "eval"]

@@ -159,11 +159,11 @@ def tiles(run: Run) -> tuple[Tile, ...]:
         share = run.share(key)
         return percent(share.mean) if share else DASH
 
-    own = run.single
+    own, final = run.single, "final " if run.finished else ""
     target, reached, rounds = run.number("target_perplexity"), run.number("time_to_target_s"), int(run.summary["rounds"])
     found = [
-        Tile("final perplexity", fixed(run.number("final_perplexity"), 2)),
-        Tile("final loss", fixed(run.number("final_loss"), 4), "nats per token"),
+        Tile(f"{final}perplexity", fixed(run.number("final_perplexity"), 2)),
+        Tile(f"{final}loss", fixed(run.number("final_loss"), 4), "nats per token"),
         *([Tile("single workers", f"{own.best:.3f}–{own.worst:.3f}", "best and worst, nats per token")] if own else []),
         Tile("total time", clock(run.number("wall_s")), "h:mm:ss"),
     ]

@@ -95,7 +95,11 @@ class Run:
         if len(missing) == len(FILES):
             raise BadInput(f"{str(folder)!r} is not a run folder: it holds none of {', '.join(FILES)}; give the folder that a run wrote")
         if missing:
-            hint = "; the run has not finished: resume it" if missing == [SUMMARY] else "; run again, or copy the whole folder"
+            hint = (
+                "; the run has not finished: look at it with gossamer watch, or resume it"
+                if missing == [SUMMARY]
+                else "; run again, or copy the whole folder"
+            )
             raise BadInput(f"run folder {str(folder)!r} lacks {', '.join(missing)}{hint}")
         metrics, torn_metrics = lines(folder / METRICS)
         trace, torn_trace = lines(folder / TRACE)

@@ -28,7 +28,7 @@ def watch(
     """
     if once and port is not None:
         raise BadInput(f"--once --port {port}: a page is there as long as it is watched; leave one of the two out")
-    run, mark, watcher = load(folder), version(folder), Watcher()
+    run, mark, watcher = load(folder, spans=False), version(folder), Watcher()
     if once:
         console.print(View(watcher.look(run)))
         return
@@ -40,7 +40,7 @@ def watch(
                 sleep(EVERY_S)
                 if (now := version(folder)) != mark:
                     try:
-                        run, mark = load(folder), now
+                        run, mark = load(folder, spans=False), now
                     except (BadInput, OSError) as error:  # caught while it was being written
                         note = f"not read just now: {error}"
                 screen.update(View(watcher.look(run), note), refresh=True)

@@ -1,6 +1,7 @@
 "use strict";
 (() => {
-  const kept = new Map();
+  const kept = new Map(); // what is seen of each figure, in seconds: it stays when a page that is watched brings a newer one
+  let redraws = [];
   const height = 26, top = 6, axis = 24;
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
@@ -22,8 +23,8 @@
     const box = figure.querySelector(".zoom"), canvas = box.querySelector("canvas"), said = box.querySelector("output");
     const key = figure.dataset.key, n = data.names.length, least = Math.max(20, data.end / 50000);
     const few = data.rounds.length <= 12 ? data.end : data.rounds[8][1];
-    const view = kept.get(key) || { a: 0, b: few };
-    kept.set(key, view);
+    const before = kept.get(key), unit = (s) => (s - data.begin_s) / data.unit_s;
+    const view = before ? { a: before.whole ? 0 : unit(before.from), b: before.whole ? data.end : unit(before.to) } : { a: 0, b: few };
     let left = 0, width = 0, picked = null;
     box.hidden = false;
     box.querySelector(".regions").replaceChildren(...data.kinds.map(([, name, color]) => {
@@ -101,6 +102,7 @@
       const begun = data.rounds.filter((r) => r[1] <= view.b), first = begun.findLast((r) => r[1] <= view.a) || begun[0], last = begun[begun.length - 1];
       const mark = first ? (first[0] === last[0] ? `, round ${first[0]}` : `, rounds ${first[0]} to ${last[0]}`) : "";
       box.querySelector(".range").textContent = `${time(from)} to ${time(to)}${mark}`;
+      kept.set(key, { from, to, whole: view.a === 0 && view.b === data.end });
       canvas.dataset.from = from; canvas.dataset.to = to; canvas.dataset.drawn = drawn;
     }
 
@@ -145,7 +147,7 @@
       }
     });
     for (const name of ["pointerup", "pointercancel", "lostpointercapture"]) canvas.addEventListener(name, (e) => fingers.delete(e.pointerId));
-    canvas.addEventListener("pointerleave", () => { if (!fingers.size) { picked = null; said.textContent = data.note; draw(); } });
+    canvas.addEventListener("pointerleave", (e) => { if (!fingers.size && e.pointerType === "mouse") { picked = null; said.textContent = data.note; draw(); } });
     canvas.addEventListener("wheel", (e) => {
       if (e.ctrlKey || e.metaKey) { e.preventDefault(); zoom(e.deltaY > 0 ? 1.25 : 0.8, t(e.clientX - canvas.getBoundingClientRect().left)); }
       else if (Math.abs(e.deltaX) > Math.abs(e.deltaY)) { e.preventDefault(); pan(e.deltaX / width); }
@@ -157,10 +159,11 @@
     for (const button of box.querySelectorAll("button")) button.addEventListener("click", acts[button.dataset.act]);
     said.textContent = data.note;
     new ResizeObserver(draw).observe(box);
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+    redraws.push(draw);
     draw();
   }
 
-  window.gossamerTimelines = () => { for (const figure of document.querySelectorAll("figure[data-key]")) show(figure); };
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => redraws.forEach((draw) => draw()));
+  window.gossamerTimelines = () => { redraws = []; for (const figure of document.querySelectorAll("figure[data-key]")) show(figure); };
   window.gossamerTimelines();
 })();
