@@ -45,6 +45,7 @@ class Tab:
 
     def __init__(self, browser: Any, url: str, width: int, **context: Any) -> None:
         self.context = browser.new_context(viewport={"width": width, "height": 800}, **context)
+        self.context.set_default_timeout(180_000)
         self.page = self.context.new_page()
         self.said: list[str] = []
         self.asked: list[str] = []
@@ -144,7 +145,7 @@ def test_a_page_that_is_watched_takes_in_new_rounds_and_stays_where_it_is(browse
         write_lines(folder / "metrics.jsonl", records)
         with (folder / "metrics.jsonl").open("a") as file:
             file.write('{"kind":"rou')
-        tab.page.locator(".note", has_text="round 3 of 9").wait_for(timeout=60_000)
+        tab.page.locator(".note", has_text="round 3 of 9").wait_for()
         assert tab.page.evaluate("scrollY") == 1500
         assert settings.evaluate("d => d.open") != was
         assert tab.page.locator(".zoom canvas").evaluate("c => c.dataset.to - c.dataset.from") == pytest.approx(zoomed)

@@ -19,7 +19,7 @@ from gossamer.report.links import links, links_of
 from gossamer.report.read import Run
 from gossamer.report.reality import lines, table
 from gossamer.report.rounds import MOST_COLUMNS, cells_of, columns, time_by_round
-from gossamer.report.timeline import longest, zoomable
+from gossamer.report.timeline import fitting, zoomable
 from gossamer.report.waits import matrix, waits
 
 
@@ -85,22 +85,25 @@ def test_rounds_are_put_together_as_means(run: Run) -> None:
     assert max(map(len, re.findall(r'd="((?:M[^M]*)+)" fill', chart.svg))) < 200 * MOST_COLUMNS
 
 
-def test_a_timeline_has_all_spans_or_the_longest(run: Run) -> None:
+def test_a_timeline_has_all_spans_or_those_of_the_first_rounds(run: Run) -> None:
     chart = zoomable(run)
     assert chart is not None
     data = json.loads(chart.data)
     assert sum(len(row) for row in data["rows"]) == 4 * len([s for s in run.spans if s.end_s > s.start_s])
-    kind, begin, length, number = data["rows"][0][:4]
-    first = min((s for s in run.spans if s.worker == 0), key=lambda s: s.start_s)
-    assert (data["kinds"][kind][0], number) == (first.kind, first.round)
-    assert length * data["unit_s"] == pytest.approx(first.end_s - first.start_s, rel=1e-3)
-    assert begin == 0
+    index = {name: k for k, (name, *_) in enumerate(data["kinds"])}
+    for worker, row in enumerate(data["rows"]):
+        end, number = 0, 0
+        for k, s in enumerate(sorted((s for s in run.spans if s.worker == worker and s.end_s > s.start_s), key=lambda s: s.start_s)):
+            kind, gap, length, more = row[4 * k : 4 * k + 4]
+            number += more
+            assert (kind, number) == (index[s.kind], s.round)
+            assert data["begin_s"] + (end + gap) * data["unit_s"] == pytest.approx(s.start_s, abs=2 * data["unit_s"])
+            end += gap + length
+            assert data["begin_s"] + end * data["unit_s"] == pytest.approx(s.end_s, abs=2 * data["unit_s"])
     spans = [s for s in run.spans if s.end_s > s.start_s]
-    kept, least_s = longest(spans, 20)
-    assert 0 < len(kept) <= 20
-    assert {s.end_s - s.start_s > least_s for s in kept} == {True}
-    assert max(s.end_s - s.start_s for s in spans if s not in kept) <= least_s
-    assert "left out" in json.loads((zoomable(run, 20) or chart).data)["note"]
+    of_two = sum(s.round < 2 for s in spans)
+    assert [fitting(spans, most) for most in (1, of_two - 1, of_two, len(spans))] == [0, 0, 1, 5]
+    assert json.loads((zoomable(run, of_two) or chart).data)["note"].startswith("Rounds up to 1 of 5")
 
 
 def test_colours_are_readable_on_a_dark_page() -> None:

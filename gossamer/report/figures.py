@@ -13,7 +13,7 @@ from gossamer.report.reality import table
 from gossamer.report.rounds import time_by_round
 from gossamer.report.spent import bytes_by_round, bytes_by_run, bytes_by_worker, time_by_run, time_spent
 from gossamer.report.style import Chart
-from gossamer.report.timeline import zoomable
+from gossamer.report.timeline import MOST_SPANS, zoomable
 from gossamer.report.waits import matrix
 
 PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -24,7 +24,7 @@ PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Bytes and links", ("bytes-by-worker", "bytes-by-round", "bytes-by-run", "links")),
 )
 """Headings, and the names of the charts below each."""
-SPANS_OF_ALL = 20_000
+SPANS_OF_ALL = 60_000
 """Of all timelines of a page."""
 
 
@@ -59,7 +59,7 @@ def _apart(run: Run, spans: int) -> list[Chart | None]:
         time_spent(run),
         matrix(run),
         time_by_round(run),
-        zoomable(run, min(5000, spans)),
+        zoomable(run, min(MOST_SPANS, spans)),
         table(run),
         *consensus.charts(run),
         graphs(run),

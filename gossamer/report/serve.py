@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -95,8 +96,9 @@ class Server:
                     ("X-Content-Type-Options", "nosniff"),
                 ):
                     self.send_header(key, value)
-                self.end_headers()
-                self.wfile.write(data)
+                with suppress(ConnectionError):  # whoever asked has gone
+                    self.end_headers()
+                    self.wfile.write(data)
 
             def log_message(self, format: str, *args: object) -> None:
                 """A terminal that shows the run has no room for it."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 
 from gossamer.report.read import Run
@@ -12,7 +13,7 @@ from gossamer.report.spent import timeline
 from gossamer.report.style import KIND_COLORS, Chart
 from gossamer.report.words import KIND_NAMES, worker_names
 
-MOST_SPANS = 5000
+MOST_SPANS = 40_000
 MOST_WORKERS = 64
 _STEPS = 1_000_000
 """Moments that are told apart over a run."""
@@ -26,30 +27,40 @@ def zoomable(run: Run, most: int = MOST_SPANS) -> Chart | None:
     spans = [s for s in run.spans if s.kind in KIND_COLORS and s.end_s > s.start_s]
     ids = sorted({s.worker for s in spans})[:MOST_WORKERS]
     spans = [s for s in spans if s.worker in ids]
-    kept, least_s = longest(spans, most)
-    note = f"{len(spans) - len(kept):,} spans shorter than {least_s:.2g} s are left out; gossamer trace has all." if least_s else ""
+    last = fitting(spans, most)
+    kept = [s for s in spans if s.round <= last]
+    rounds = max(s.round for s in spans)
+    note = f"Rounds up to {last:,} of {rounds:,}; gossamer trace has all." if last < rounds else ""
     return replace(still, data=as_json(run, kept, ids, note))
 
 
-def longest(spans: list[Span], most: int) -> tuple[list[Span], float]:
-    """At most `most` spans, the longest, in their order; and the length below which spans are left out, 0 where none are."""
-    if len(spans) <= most:
-        return spans, 0.0
-    least_s = sorted((s.end_s - s.start_s for s in spans), reverse=True)[most]
-    return [s for s in spans if s.end_s - s.start_s > least_s], least_s
+def fitting(spans: Sequence[Span], most: int) -> int:
+    """The last round up to which there are at most `most` spans; the first round in any case."""
+    count, last = 0, min(s.round for s in spans)
+    for number, mine in sorted(Counter(s.round for s in spans).items()):
+        count += mine
+        if count > most:
+            break
+        last = number
+    return last
 
 
 def as_json(run: Run, spans: list[Span], ids: list[int], note: str) -> str:
-    """Times as whole numbers of `unit_s` seconds; of each worker kind, begin, length, round, one after the other."""
+    """Times as whole numbers of `unit_s` seconds; of each worker, one after the other: kind, gap after the one
+    before, length, rounds after the one before."""
     names = worker_names(run)
     begin_s, end_s = min(s.start_s for s in spans), max(s.end_s for s in spans)
     unit_s = (end_s - begin_s) / _STEPS
     kinds = [k for k in KINDS if any(s.kind == k for s in spans)]
     index = {kind: k for k, kind in enumerate(kinds)}
     rows: dict[int, list[int]] = defaultdict(list)
+    ends: dict[int, tuple[int, int]] = {}
     for s in sorted(spans, key=lambda s: s.start_s):
         a, b = round((s.start_s - begin_s) / unit_s), round((s.end_s - begin_s) / unit_s)
-        rows[s.worker] += [index[s.kind], a, max(1, b - a), s.round]
+        end, number = ends.get(s.worker, (0, 0))
+        b = max(a + 1, b)
+        rows[s.worker] += [index[s.kind], a - end, b - a, s.round - number]
+        ends[s.worker] = b, s.round
     firsts: dict[int, int] = {}
     for s in spans:
         at = round((s.start_s - begin_s) / unit_s)

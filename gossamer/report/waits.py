@@ -45,7 +45,7 @@ def matrix(run: Run) -> Chart | None:
         f"rounds, most of it for {why}; {percent((straggler_s + network_s) / total, 0)} % of all waiting."
     )
     many = len(names) > MOST
-    html = _list(found, names, scale) if many else _matrix(found, names, scale)
+    html = _list(found, names, scale, unit) if many else _matrix(found, names, scale)
     caption = f"{alt} In {unit} over the run; a round's waiting is put down to the worker whose message ended its longest wait." + (
         "" if many else " A row waits for a column; small: the share of it that was for data, not for compute."
     )
@@ -70,7 +70,7 @@ def _matrix(found: Waits, names: list[str], scale: float) -> str:
     return f'<table class="matrix"><thead><tr><th scope="col">waited for →</th>{heads}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
 
 
-def _list(found: Waits, names: list[str], scale: float) -> str:
+def _list(found: Waits, names: list[str], scale: float, unit: str) -> str:
     longest = sorted(found.items(), key=lambda item: -(item[1][0] + item[1][1]))[:LISTED]
     most = longest[0][1][0] + longest[0][1][1]
     rows = "".join(
@@ -79,6 +79,6 @@ def _list(found: Waits, names: list[str], scale: float) -> str:
         f'<td class="num">{percent(b / (a + b), 0)}</td><td class="num">{count}</td></tr>'
         for (i, j), (a, b, count) in longest
     )
-    heads = '<th scope="col">worker</th><th scope="col">waited for</th><th scope="col" class="num">time</th>'
+    heads = f'<th scope="col">worker</th><th scope="col">waited for</th><th scope="col" class="num">time <small>({unit})</small></th>'
     heads += '<th scope="col" class="num">for data <small>(%)</small></th><th scope="col" class="num">rounds</th>'
     return f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"

@@ -5,12 +5,11 @@
   const height = 26, top = 6, axis = 24;
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-  function time(s) {
-    const a = Math.abs(s);
-    if (a >= 7200) return (s / 3600).toFixed(2) + " h";
-    if (a >= 120) return (s / 60).toFixed(2) + " min";
-    if (a >= 1 || a === 0) return s.toFixed(a >= 10 ? 1 : 2) + " s";
-    return (s * 1000).toFixed(a >= 0.01 ? 0 : 2) + " ms";
+  const units = [[7200, 3600, "h"], [120, 60, "min"], [1, 1, "s"], [0, 0.001, "ms"]];
+  const unitOf = (longest) => units.find((u) => Math.abs(longest) >= u[0]);
+  function time(s, unit = unitOf(s), fine = s) {
+    const value = s / unit[1], small = Math.abs(fine / unit[1]);
+    return value.toFixed(small >= 10 ? 1 : small >= 0.1 ? 2 : 3) + " " + unit[2];
   }
 
   function step(span, most) {
@@ -21,6 +20,16 @@
   function show(figure) {
     const data = JSON.parse(figure.querySelector("script[type='application/json']").textContent);
     const box = figure.querySelector(".zoom"), canvas = box.querySelector("canvas"), said = box.querySelector("output");
+    data.rows = data.rows.map((told) => {
+      const spans = new Array(told.length);
+      let end = 0, round = 0;
+      for (let i = 0; i < told.length; i += 4) {
+        spans[i] = told[i]; spans[i + 1] = end + told[i + 1]; spans[i + 2] = told[i + 2];
+        end = spans[i + 1] + told[i + 2];
+        spans[i + 3] = round += told[i + 3];
+      }
+      return spans;
+    });
     const key = figure.dataset.key, n = data.names.length, least = Math.max(20, data.end / 50000);
     const few = data.rounds.length <= 12 ? data.end : data.rounds[8][1];
     const before = kept.get(key), unit = (s) => (s - data.begin_s) / data.unit_s;
@@ -68,7 +77,7 @@
         const px = Math.round(x((s - data.begin_s) / data.unit_s)) + 0.5;
         g.strokeStyle = line; g.beginPath(); g.moveTo(px, top); g.lineTo(px, tall - axis + 4); g.stroke();
         g.fillStyle = soft;
-        const text = time(s), half = g.measureText(text).width / 2;
+        const text = time(s, unitOf(to), every * 10), half = g.measureText(text).width / 2;
         if (px + half < width && px - half > left - 30) g.fillText(text, px, tall - axis / 2 + 2);
       }
       g.strokeStyle = soft; g.setLineDash([3, 3]);
@@ -79,15 +88,16 @@
       }
       g.setLineDash([]);
       let drawn = 0;
+      const colors = data.kinds.map(([, , color]) => css("--c" + color.slice(1)) || color);
       for (let row = 0; row < n; row++) {
         const spans = data.rows[row], y = top + row * height;
         for (let i = 0; i < spans.length; i += 4) {
           const a = spans[i + 1], b = a + spans[i + 2];
           if (b < view.a || a > view.b) continue;
           drawn++;
-          const kind = data.kinds[spans[i]], send = kind[0] === "send";
+          const send = data.kinds[spans[i]][0] === "send";
           const px = Math.max(left, x(a)), w = Math.max(0.6, Math.min(width, x(b)) - px);
-          g.fillStyle = css("--c" + kind[2].slice(1)) || kind[2];
+          g.fillStyle = colors[spans[i]];
           g.fillRect(px, y + (send ? 18 : 2), w, send ? 5 : 16);
         }
         g.textAlign = "right"; g.fillStyle = ink;
