@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from gossamer import BadInput, RunFailed, Stopped, __version__
+from gossamer.cli_model import BackTo
 from gossamer.cli_model import add_to as add_models_to
 from gossamer.cli_report import add_to as add_reports_to
 from gossamer.cli_wan import LogFormat, Metrics, Relay, TakeOver, add_to
@@ -80,12 +81,13 @@ def train(
         typer.Option("--workers", min=1, help="Local worker processes. Left out: one worker, as under torchrun.", show_default=False),
     ] = None,
     resume: Resume = None,
+    round: BackTo = None,
     out: Out = None,
 ) -> None:
     """Train for real: local worker processes, or one worker of several under torchrun."""
     from gossamer.app import commands
 
-    commands.train(configs or [], sets or [], workers=workers, resume=resume, out=out)
+    commands.train(configs or [], sets or [], workers=workers, resume=resume, round=round, out=out)
 
 
 @app.command()
@@ -93,6 +95,7 @@ def simulate(
     configs: Configs = None,
     sets: Sets = None,
     resume: Resume = None,
+    round: BackTo = None,
     out: Out = None,
     timing_only: Annotated[
         bool, typer.Option("--timing-only", help="Clock and bytes without training: seconds instead of minutes.")
@@ -101,7 +104,7 @@ def simulate(
     """Train all workers of a fleet on this machine, on a virtual clock and a model of their network."""
     from gossamer.app import commands
 
-    commands.simulate(configs or [], sets or [], resume=resume, out=out, timing_only=timing_only)
+    commands.simulate(configs or [], sets or [], resume=resume, round=round, out=out, timing_only=timing_only)
 
 
 @app.command()

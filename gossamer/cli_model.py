@@ -12,6 +12,16 @@ Round = Annotated[
     int | None,
     typer.Option("--round", min=0, metavar="N", help="Of the checkpoint of this round. Left out: the end of the run.", show_default=False),
 ]
+BackTo = Annotated[
+    int | None,
+    typer.Option(
+        "--round",
+        min=1,
+        metavar="N",
+        help="With --resume: go back to the checkpoint of this round; what came after it is put aside.",
+        show_default=False,
+    ),
+]
 
 
 def export(

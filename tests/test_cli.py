@@ -54,9 +54,9 @@ def test_arguments_reach_the_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cli.main(["demo"]) == 0
     a, b, x, y = Path("a.toml"), Path("b.toml"), Path("runs/x"), Path("runs/y")
     assert commands.calls == [
-        ("train", ([a, b], ["seed=1", "plan.steps=2"]), {"workers": 3, "resume": None, "out": x}),
-        ("simulate", ([], []), {"resume": None, "out": None, "timing_only": False}),
-        ("simulate", ([a], []), {"resume": x, "out": None, "timing_only": True}),
+        ("train", ([a, b], ["seed=1", "plan.steps=2"]), {"workers": 3, "resume": None, "round": None, "out": x}),
+        ("simulate", ([], []), {"resume": None, "round": None, "out": None, "timing_only": False}),
+        ("simulate", ([a], []), {"resume": x, "round": None, "out": None, "timing_only": True}),
         ("compare", ([a, b], []), {"base": None, "jobs": 1, "out": y}),
         ("plan", ([a], [], []), {}),
         ("report", ([x, y],), {"out": None}),

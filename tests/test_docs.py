@@ -219,7 +219,8 @@ def test_run_folder_fields_are_those_that_a_run_writes(beside: Path, monkeypatch
     checkpoints = section(text, "## checkpoints/")
     manifest = json.loads((folder.checkpoints / "round-000002" / "manifest.json").read_text())
     assert all(f"`{key}`" in checkpoints for key in manifest)
-    assert {p.name for p in (folder.checkpoints / "round-000002").iterdir()} <= set(re.findall(r"[\w-]+\.\w+", checkpoints))
+    files = {p.name for p in (folder.checkpoints / "round-000002").rglob("*") if p.is_file()}
+    assert files <= set(re.findall(r"[\w-]+\.\w+", checkpoints))
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda p: p.stem)

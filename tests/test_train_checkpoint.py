@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import shutil
+import threading
 
 import pytest
 import torch
@@ -14,8 +15,13 @@ import torch
 from gossamer.core.errors import BadInput, RunFailed
 from gossamer.core.members import Roll
 from gossamer.core.plan import Plan
+from gossamer.core.ranges import rows_of
 from gossamer.core.replan import Planned
 from gossamer.train import checkpoint as K
+from gossamer.train import parts
+from gossamer.train.parts import put
+from gossamer.train.recut import Place
+from gossamer.train.writing import Writer
 from gossamer.worker.packet import HEADER_BYTES, Header, Packet, blank, seal
 from gossamer.worker.state import Met, Pending, State, Stream
 
@@ -73,13 +79,13 @@ def same(a, b):
 
 
 def write(folder, round, workers=(0, 1), keep=None):
-    parts = {w: K.write_part(folder, round, w, full_state(round), BODY) for w in workers}
-    K.close(folder, round, tokens=round * 100, parts=parts, keep=keep)
-    return parts
+    shas = {w: K.write_part(folder, round, w, full_state(round), BODY) for w in workers}
+    K.close(folder, round, tokens=round * 100, parts=shas, keep=keep)
+    return shas
 
 
 def files_of(folder):
-    return sorted(p.name for p in folder.rglob("*") if p.is_file())
+    return sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
 
 
 @pytest.mark.parametrize(
@@ -98,8 +104,8 @@ def test_bits_survive(tmp_path, state):
     K.close(tmp_path, 12, 34, {5: sha}, extra={"method": "diloco"})
     part = K.read_part(tmp_path, 12, 5)
     assert same(part.state, state) and same(part.body, BODY) and part.extra == extra
-    assert K.read_manifest(tmp_path, 12) == K.Manifest(12, 34, {5: (sha,)}, {"method": "diloco"})
-    assert files_of(tmp_path) == ["manifest.json", "worker-5.safetensors"]  # no scratch is left
+    assert K.read_manifest(tmp_path, 12) == K.Manifest(12, 34, {5: (K.File("worker-5/rank-0.safetensors", sha),)}, {"method": "diloco"})
+    assert files_of(tmp_path) == ["round-000012/manifest.json", "round-000012/worker-5/rank-0.safetensors"]  # no scratch is left
 
 
 def test_every_field_of_the_state_is_saved():
@@ -139,6 +145,115 @@ def test_only_closed_rounds_count(tmp_path):
         K.read_part(tmp_path, 2, 7)
 
 
+def test_what_is_staged_does_not_change_any_more(tmp_path):
+    state = full_state()
+    part = K.stage(tmp_path, 12, 0, state, BODY)
+    for t in state.x.values():
+        t.zero_()
+    state.round = 99
+    K.close(tmp_path, 12, 0, {0: put(part)})
+    assert same(K.read_part(tmp_path, 12, 0).state, full_state())
+
+
+def test_a_checkpoint_of_the_former_format_is_read(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        for module in (K, parts):
+            patch.setattr(module, "FORMAT", 2)
+        write(tmp_path, 3)
+    here = K.round_folder(tmp_path, 3)
+    manifest = (here / "manifest.json").read_text()
+    for w in (0, 1):
+        (here / f"worker-{w}" / "rank-0.safetensors").rename(here / f"worker-{w}.safetensors")
+        (here / f"worker-{w}").rmdir()
+        manifest = manifest.replace(f"worker-{w}/rank-0", f"worker-{w}")
+    (here / "manifest.json").write_text(manifest)
+    assert '"format": 2' in manifest and K.latest(tmp_path) == 3
+    assert same(K.read_part(tmp_path, 3, 1).state, full_state(3))
+    monkeypatch.setattr(parts, "READS", (3,))
+    with pytest.raises(RunFailed, match="has checkpoint format 2, this release reads 3: resume with the release that wrote it"):
+        K.read_part(tmp_path, 3, 1)
+
+
+ROWS = {"w": 5, "b": 2, "a": 1}
+
+
+def of_rank(rank, ranks):
+    """What a rank of a worker has: of 3 ranks of b, one has no row."""
+
+    def cut(t, name):
+        return t[slice(*rows_of(ROWS[name], ranks, rank))] if t.ndim else t
+
+    g = torch.Generator().manual_seed(1)
+    x = {"w": torch.randn(5, 3, generator=g), "b": torch.randn(2, generator=g), "a": torch.randn((), generator=g)}
+    m = {name: v + 1 for name, v in x.items()}
+    body = {"cursor": 7, "exp_avg/w": cut(x["w"] * 2, "w"), "step/w": torch.tensor(3.0), "rng": torch.full((4,), rank, dtype=torch.uint8)}
+    state = State({k: cut(v, k) for k, v in x.items()}, 1, outer={"momentum": {k: cut(v, k) for k, v in m.items()}})
+    whole = {f"x/{k}": v for k, v in x.items()} | {f"outer/momentum/{k}": v for k, v in m.items()}
+    return state, body, whole | {"body/exp_avg/w": x["w"] * 2}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_a_worker_is_a_checkpoint_of_torch_distributed_checkpoint(tmp_path, ranks):
+    """However many ranks it had: whole tensors come back, without a process group and without a pickle."""
+    import torch.distributed.checkpoint as dcp
+
+    shas = []
+    for rank in range(ranks):
+        state, body, want = of_rank(rank, ranks)
+        shas.append(put(K.stage(tmp_path, 1, 4, state, body, place=Place(rank, ranks, ROWS))))
+    K.close(tmp_path, 1, 0, {4: shas})
+    folder = K.part_path(tmp_path, 1, 4).parent
+    got = {name: torch.full_like(t, 9.0) for name, t in want.items()}
+    with pytest.warns(UserWarning, match="assuming the intent is to load in a single process"):
+        dcp.load(got, storage_reader=dcp.HuggingFaceStorageReader(str(folder)), no_dist=True)
+    assert same(got, want)
+    whole = K.read_part(tmp_path, 1, 4)
+    assert same(whole.state.x, {k.removeprefix("x/"): v for k, v in want.items() if k.startswith("x/")})
+
+
+def test_a_round_of_fewer_ranks_leaves_no_file_of_more(tmp_path):
+    for rank in range(3):
+        put(K.stage(tmp_path, 1, 4, *of_rank(rank, 3)[:2], place=Place(rank, 3, ROWS)))
+    K.close(tmp_path, 1, 0, {4: put(K.stage(tmp_path, 1, 4, *of_rank(0, 1)[:2]))})
+    assert files_of(tmp_path) == ["round-000001/manifest.json", "round-000001/worker-4/rank-0.safetensors"]
+
+
+def fail(why):
+    raise RunFailed(why)
+
+
+def test_a_writer_works_in_order_and_fails_where_it_is_next_asked(tmp_path):
+    done, go = [], threading.Event()
+    with Writer() as writer:
+        writer.do(lambda: (go.wait(10.0), done.append(1)))
+        assert not done
+        writer.check()  # not over, so there is nothing to tell
+        go.set()
+        writer.do(lambda: K.close(tmp_path, 1, 0, {0: "no part"}))
+        assert done == [1]
+        with pytest.raises(RunFailed, match="lacks the part"):
+            writer.wait()
+        writer.check()  # told once
+        writer.do(lambda: fail("disk"))
+        with pytest.raises(RunFailed, match="disk"):
+            writer.do(lambda: done.append(2))
+    with Writer(beside=False) as writer:
+        writer.do(lambda: done.append(threading.current_thread()))
+    assert done == [1, threading.current_thread()]
+
+
+@pytest.mark.parametrize("error", [None, "first"])
+def test_leaving_a_writer_waits_and_the_first_failure_is_told(error):
+    def leave():
+        with Writer() as writer:
+            writer.do(lambda: fail("disk"))
+            if error:
+                fail(error)
+
+    with pytest.raises(RunFailed, match=error or "disk"):
+        leave()
+
+
 def _truncate(path):
     os.truncate(path, path.stat().st_size // 2)
 
@@ -150,7 +265,7 @@ def _flip(path):
 
 
 @pytest.mark.parametrize("damage", [_truncate, _flip, lambda p: p.unlink(), lambda p: p.write_bytes(b"")])
-@pytest.mark.parametrize("file", ["worker-1.safetensors", "manifest.json"])
+@pytest.mark.parametrize("file", ["worker-1/rank-0.safetensors", "manifest.json"])
 def test_damage_falls_back_and_says_so(tmp_path, caplog, damage, file):
     write(tmp_path, 4)
     write(tmp_path, 5)
@@ -166,7 +281,7 @@ def test_damage_falls_back_and_says_so(tmp_path, caplog, damage, file):
 
 
 def test_a_write_that_fails_leaves_the_old_part_and_no_scratch(tmp_path, monkeypatch):
-    parts = write(tmp_path, 4)
+    shas = write(tmp_path, 4)
 
     def full(*args):
         raise OSError(28, "No space left on device")
@@ -176,9 +291,10 @@ def test_a_write_that_fails_leaves_the_old_part_and_no_scratch(tmp_path, monkeyp
         with pytest.raises(RunFailed, match="No space left"):
             K.write_part(tmp_path, 4, 0, State(tree(9)), {})
         with pytest.raises(RunFailed, match="No space left"):
-            K.close(tmp_path, 4, 0, parts)
+            K.close(tmp_path, 4, 0, shas)
     assert K.latest(tmp_path) == 4 and K.read_manifest(tmp_path, 4).tokens == 400
-    assert files_of(tmp_path) == ["manifest.json", "worker-0.safetensors", "worker-1.safetensors"]
+    here = "round-000004"
+    assert files_of(tmp_path) == [f"{here}/{f}" for f in ("manifest.json", "worker-0/rank-0.safetensors", "worker-1/rank-0.safetensors")]
     (tmp_path / "file").touch()
     with pytest.raises(RunFailed, match=r"cannot be written .*free some space or set another run folder"):
         K.write_part(tmp_path / "file", 4, 0, State(tree(9)), {})

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from gossamer.app import resized
 from gossamer.app.job import Job
 from gossamer.core.members import Roll
 from gossamer.core.tree import master
@@ -18,10 +19,11 @@ from gossamer.train import checkpoint
 from gossamer.train.checkpoint import Part
 from gossamer.train.compute import TrainBody
 from gossamer.train.model import parameters_of
-from gossamer.train.recut import ALONE, Place
+from gossamer.train.recut import Place
 from gossamer.worker.effects import Addr, Program
 from gossamer.worker.entry import back
 from gossamer.worker.peer import peer
+from gossamer.worker.seat import Seat
 from gossamer.worker.state import Stream
 
 
@@ -49,12 +51,14 @@ def absences_of(job: Job, bodies: Sequence[TrainBody], combine: MemoCombine, par
     return found
 
 
-def part_of(job: Job, folder: Path, round: int, worker: Addr, device: torch.device, place: Place = ALONE) -> Part:
+def part_of(job: Job, folder: Path, round: int, worker: Addr, device: torch.device, place: Place, seat: Seat) -> Part:
     """What `worker` goes on from in a real run that is resumed with all of its workers: its own part, or, where it had died, that of the
-    lowest worker that was there, with an own place in the data.
+    lowest worker that was there, with an own place in the data. Where there are other workers than before, see gossamer.app.resized.
 
     The graphs are again drawn over all. An exchange that was in flight with a worker that has lost its own part does not take place.
     """
+    if job.config.checkpoint.resized and round == job.method.since[0]:
+        return resized.part_of(job, folder, round, worker, device, place, seat)
     there = checkpoint.read_manifest(folder, round).parts
     part = checkpoint.read_part(folder, round, worker if worker in there else min(there), device, place)
     state = part.state

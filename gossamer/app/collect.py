@@ -82,7 +82,8 @@ def collect(job: Job, group: Group, folder: RunFolder, own: Own, state: State) -
         to = group.living[0]
         if (trees := everybody(job, group, state, to)) is not None:  # whose records are complete, then
             for name in STREAMS:
-                merge(folder, name, (_whole_lines(path) for path in sorted((folder.path / "workers").glob(f"*/{name}"))))
+                files = sorted((folder.path / "workers").glob(f"*/{name}"))
+                merge(folder, name, (_whole_lines(path) for path in files if int(path.parent.name) < group.n))  # others have left
             _conclude(job, group, folder, own, state, trees)
             group.post(_DONE, str(to))
         while group.posted([_DONE]) is None and group.living[0] == to:

@@ -26,13 +26,22 @@ def _resumed(run: Path, configs: Sequence[Path], sets: Sequence[str], command: s
     if configs:
         raise BadInput(f"--resume {run} goes on with the configuration in that folder: leave CONFIG out")
     folder = RunFolder.existing(run)
-    if sets:
-        raise BadInput(f"--resume {run} goes on with the configuration in that folder: leave --set out")
+    _without_sets(run, sets)
     began = folder.facts()["world"]
     if began != world:
         other = "simulate" if began == "sim" else "train"
         raise BadInput(f"the run in {run} was begun by gossamer {other}, whose clock it keeps: resume it with that, not with {command}")
     return folder, resolve(load([run / "config.toml"]))
+
+
+def _without_sets(run: Path, sets: Sequence[str]) -> None:
+    if sets:
+        raise BadInput(f"--resume {run} goes on with the configuration in that folder: leave --set out")
+
+
+def _check_round(resume: Path | None, round: int | None) -> None:
+    if round is not None and resume is None:
+        raise BadInput(f"--round {round} goes back in a run that is there: give it with --resume, or leave it out")
 
 
 def _new(configs: Sequence[Path], sets: Sequence[str], out: Path | None) -> tuple[Path, Job]:
@@ -43,12 +52,15 @@ def _new(configs: Sequence[Path], sets: Sequence[str], out: Path | None) -> tupl
     return path, job
 
 
-def simulate(configs: Sequence[Path], sets: Sequence[str], *, resume: Path | None, out: Path | None, timing_only: bool) -> None:
+def simulate(
+    configs: Sequence[Path], sets: Sequence[str], *, resume: Path | None, round: int | None, out: Path | None, timing_only: bool
+) -> None:
     """`gossamer simulate`."""
     from gossamer.app import simulate as world
     from gossamer.app.forecast import simulated
     from gossamer.app.plan import show
 
+    _check_round(resume, round)
     if timing_only:
         job = resolve(load(configs, sets))
         if resume or out:
@@ -59,7 +71,7 @@ def simulate(configs: Sequence[Path], sets: Sequence[str], *, resume: Path | Non
         return
     if resume:
         folder, job = _resumed(resume, configs, sets, "simulate", "sim")
-        world.simulate(job, resume=folder)
+        world.simulate(job, resume=folder, back_to=round)
     else:
         path, job = _new(configs, sets, out)
         folder = world.simulate(job, path)
@@ -163,18 +175,28 @@ def _finish(folder: Path) -> None:
     _console().print(f"report: {path}")
 
 
-def train(configs: Sequence[Path], sets: Sequence[str], *, workers: int | None, resume: Path | None, out: Path | None) -> None:
+def train(
+    configs: Sequence[Path], sets: Sequence[str], *, workers: int | None, resume: Path | None, round: int | None, out: Path | None
+) -> None:
     """`gossamer train`."""
     from gossamer.app import train as world
+    from gossamer.app.resize import resize
 
+    _check_round(resume, round)
     if world.is_worker():
         if workers is not None:
             raise BadInput(f"--workers {workers} starts processes of its own, and this is one of a started run already: leave it out")
-        _one_worker(configs, sets, resume, out)
+        _one_worker(configs, sets, resume, round, out)
         return
     if resume:
-        _, job = _resumed(resume, configs, sets, "train", "net")
+        run, job = _resumed(resume, configs, (), "train", "net")
         path = resume
+        if workers is not None and workers != job.n:
+            if round is not None:
+                raise BadInput(f"--round {round} goes back with the {job.n} workers of the run: do that first, then go on with {workers}")
+            job = resize(run, job, workers, sets)
+        else:
+            _without_sets(resume, sets)
     else:
         path, job = _new(configs, [*sets, *_fitted(workers, configs, sets)], out)
     if workers is None and job.n > 1:
@@ -183,7 +205,7 @@ def train(configs: Sequence[Path], sets: Sequence[str], *, workers: int | None, 
         raise BadInput(
             f"--workers {workers} does not fit fleet {job.fleet.name}, which has {job.n}: use --workers {job.n}, or another fleet"
         )
-    folder = world.launch_local(job, path, resume=resume is not None)
+    folder = world.launch_local(job, path, resume=resume is not None, back_to=round)
     _finish(folder)
     _show_table([folder])
 
@@ -194,13 +216,13 @@ def _fitted(workers: int | None, configs: Sequence[Path], sets: Sequence[str]) -
     return [f"fleet.workers={workers}"] if config.fleet.name == "uniform" and config.fleet.workers is None and workers else []
 
 
-def _one_worker(configs: Sequence[Path], sets: Sequence[str], resume: Path | None, out: Path | None) -> None:
+def _one_worker(configs: Sequence[Path], sets: Sequence[str], resume: Path | None, round: int | None, out: Path | None) -> None:
     """This process is one worker of a run that our launcher (which writes the report) or torchrun has started."""
     from gossamer.app import train as world
 
     if resume:
         _, job = _resumed(resume, configs, sets, "train", "net")
-        _report_of_worker_0(world.work(job, resume, resume=True))
+        _report_of_worker_0(world.work(job, resume, resume=True, back_to=round))
         return
     job = resolve(load(configs, sets))
     path = out or (Path(job.config.run.out) if job.config.run.out else None)

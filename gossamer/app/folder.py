@@ -175,8 +175,11 @@ class RunFolder:
             raise BadInput(f"{file} cannot be read as JSON ({error}): put it back, or resume the run") from error
         return found
 
-    def cut(self, name: str, rounds: int) -> None:
+    def cut(self, name: str, rounds: int, since: int = 0) -> None:
         """Drops from a .jsonl file what lies after `rounds` completed rounds, for a run that resumes there; and a torn last line.
+
+        Args:
+            since: where the run has other workers since that round: of before, evaluations alone are kept.
 
         Raises:
             BadInput: the file is damaged.
@@ -184,7 +187,11 @@ class RunFolder:
         """
         file = self.path / name
         if file.exists():
-            kept = (line for line, record in self._records(name) if record["round"] <= rounds and record["kind"] != "close")
+            kept = (
+                line
+                for line, record in self._records(name)
+                if record["round"] <= rounds and record["kind"] != "close" and (record["round"] > since or record["kind"] == "eval")
+            )
             text = "".join(f"{line}\n" for line in kept)
             if file.read_bytes().startswith(data := text.encode("utf-8")):  # which needs no room
                 os.truncate(file, len(data))

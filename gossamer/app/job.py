@@ -337,6 +337,9 @@ def _assemble(config: Config, fleet: Fleet, outline: Outline, charged: Charged) 
             f"clock.slow_worker = {config.clock.slow_worker}, but workers are 0 to {fleet.n - 1}: name one of them, or -1 for none"
         )
     method = method_of(plan)
+    if resized := config.checkpoint.resized:
+        round, _, tokens, total = resized[-1]
+        method = method.resumed(round, tokens, total)
     if config.run.deadline_s:
         method = replace(method, deadline_s=config.run.deadline_s)
     check_fates(config, method)

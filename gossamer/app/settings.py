@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from gossamer.app.settings_base import Section
+from gossamer.app.settings_checkpoint import CheckpointSection
 from gossamer.app.settings_data import DataSection
 from gossamer.app.settings_model import ModelSection
 from gossamer.app.wording import nearest
@@ -173,13 +174,6 @@ class ClockSection(Section):
     back: list[list[int]] = Field(
         default=[], description="simulated runs: pairs [worker, round]; dead, it comes back when the first worker has completed so many"
     )
-
-
-class CheckpointSection(Section):
-    """Resumable cuts of the run."""
-
-    every: int = Field(default=0, ge=0, description="rounds between checkpoints; 0: only at the end")
-    keep: int = Field(default=2, ge=1, description="checkpoints to keep")
 
 
 class RunSection(Section):

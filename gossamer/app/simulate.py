@@ -17,6 +17,7 @@ from gossamer.app.lock import alone_in
 from gossamer.app.metrics import check_unchanged, evaluation, facts_of
 from gossamer.app.planned import begin
 from gossamer.app.progress import Progress, duration
+from gossamer.app.rollback import roll_back
 from gossamer.app.summary import consensus_distance, fleet_mean, summarise
 from gossamer.core.errors import BadInput, RunFailed, Stopped
 from gossamer.core.tree import Tree, master, sha256
@@ -35,12 +36,21 @@ from gossamer.worker.effects import Body, Go, Stop
 from gossamer.worker.state import State
 
 
-def simulate(job: Job, out: Path | None = None, resume: RunFolder | None = None, *, quiet: bool = False, lean: bool = False) -> RunFolder:
+def simulate(
+    job: Job,
+    out: Path | None = None,
+    resume: RunFolder | None = None,
+    *,
+    back_to: int | None = None,
+    quiet: bool = False,
+    lean: bool = False,
+) -> RunFolder:
     """Trains all workers of `job` under the virtual clock.
 
     Args:
         out: folder of a new run; a name made of the title and the time by default.
         resume: the folder of a run to go on with, from its last whole checkpoint.
+        back_to: of a run to go on with: from the checkpoint of this round; what came after it is put aside.
         quiet: show no progress.
         lean: write no trace, no checkpoint at the end and no model, for a run whose folder is thrown away.
 
@@ -63,6 +73,9 @@ def simulate(job: Job, out: Path | None = None, resume: RunFolder | None = None,
     round0 = 0
     if resume:
         check_unchanged(job, corpus, resume.facts())
+        if back_to is not None:
+            with alone_in(resume.path):
+                roll_back(resume, back_to)
         if resume.finished:
             return resume
         if job.method.tiers:
@@ -169,7 +182,7 @@ def write_result(
         distance=None if job.servers else consensus_distance(living),
         hashes=[sha256(living[0])] if job.servers else [sha256(trees[i]) if i in trees else None for i in range(job.n)],
         dead=dead if job.servers else [i for i in range(job.n) if i not in trees],
-        agreed=write_agreement(job, folder, records),
+        agreed=write_agreement(job, folder, [r for r in records if r["round"] > job.method.since[0]]),
     )
     if not lean:
         mean_of = tuple(trees)[:1] if job.method.synchronous else tuple(trees)

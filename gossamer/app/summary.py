@@ -100,7 +100,7 @@ def summarise(
         "parameters": numel(job.layout),
         "frozen_parameters": job.outline.frozen[0],
         "rounds": min(rounds[i] for i in range(n) if i not in dead),
-        "tokens": sum(tokens),
+        "tokens": job.method.since[1] + sum(tokens),
         "seed": job.config.seed,
         "final_loss": final_loss,
         "final_perplexity": None if final_loss is None else perplexity(final_loss),

@@ -18,6 +18,7 @@ from gossamer.app.lock import alone_in
 from gossamer.app.metrics import check_unchanged, evaluation, facts_of
 from gossamer.app.planned import begin
 from gossamer.app.progress import Progress, duration
+from gossamer.app.rollback import roll_back
 from gossamer.app.served import Passing, ServerHooks, processes, seats_of, serve, servers_of
 from gossamer.core.errors import BadInput, RunFailed, Stopped
 from gossamer.core.inner import Muon
@@ -28,7 +29,9 @@ from gossamer.real.driver import run
 from gossamer.real.group import Group
 from gossamer.train import checkpoint
 from gossamer.train.data import Corpus
+from gossamer.train.parts import put
 from gossamer.train.recut import Place
+from gossamer.train.writing import Writer
 from gossamer.worker.account import TraceKind
 from gossamer.worker.effects import Body, Go, Stop
 from gossamer.worker.peer import peer
@@ -73,8 +76,11 @@ WORKER_MODULES = ("gossamer.app.train", "transformers.models.llama.modeling_llam
 """What every worker loads. Not where there is a GPU: whatever of it looks for one would spoil it for processes that are forked."""
 
 
-def launch_local(job: Job, out: Path, *, resume: bool = False) -> Path:
+def launch_local(job: Job, out: Path, *, resume: bool = False, back_to: int | None = None) -> Path:
     """Runs all workers of `job` as processes on this machine, to their common end. Returns the run folder.
+
+    Args:
+        back_to: of a run to resume: from the checkpoint of this round; what came after it is put aside.
 
     Raises:
         BadInput: the folder is in the way, or is none to resume.
@@ -88,6 +94,9 @@ def launch_local(job: Job, out: Path, *, resume: bool = False) -> Path:
         begin(out, job, facts_of(job, corpus, "net"), corpus.tokenizer)
     else:
         check_unchanged(job, corpus, RunFolder.existing(out).facts())
+        if back_to is not None:
+            with alone_in(out):
+                roll_back(RunFolder(out), back_to, job.method.since[0])
         if RunFolder(out).finished:
             return out
     if resume and checkpoint.latest(out / "checkpoints") is None:
@@ -122,8 +131,11 @@ def launch_local(job: Job, out: Path, *, resume: bool = False) -> Path:
     return out
 
 
-def work(job: Job, out: Path, *, resume: bool = False) -> Path:
+def work(job: Job, out: Path, *, resume: bool = False, back_to: int | None = None) -> Path:
     """One worker of a run, or one rank of it, in this process.
+
+    Args:
+        back_to: as of `launch_local`; equal on all workers, the first of which sees to it.
 
     Raises:
         BadInput: the environment or the folder is not as it should be.
@@ -157,6 +169,10 @@ def work(job: Job, out: Path, *, resume: bool = False) -> Path:
         folder = _folder(job, group, out, corpus, resume)
         if resume:
             check_unchanged(job, corpus, folder.facts())
+            if back_to is not None:
+                if group.me == 0:
+                    roll_back(folder, back_to, job.method.since[0])
+                group.all_equal({"round to go back to": back_to})  # that others do not look before it is done
             if folder.finished:
                 return folder.path
         state, hooks = _run(job, group, folder, corpus, _first_round(group, folder) if resume else 0)
@@ -208,11 +224,11 @@ def _run(job: Job, group: Group, folder: RunFolder, corpus: Corpus, round0: int)
     start_s = 0.0
     mine = Mine(folder, group.me, site.rank)
     if round0:
-        state, kept, extra = part_of(job, folder.checkpoints, round0, me, body.device, Place(site.rank, site.size))
+        state, kept, extra = part_of(job, folder.checkpoints, round0, me, body.device, Place(site.rank, site.size), seat)
         body.load_state(kept)
         start_s = extra["time_s"]
         for name in STREAMS:
-            mine.folder.cut(name, round0)
+            mine.folder.cut(name, round0, job.method.since[0])
     else:
         state = job.first_state(me, master(body.tree), seat)
     title = f"{job.title} on {job.fleet.name}"
@@ -221,7 +237,8 @@ def _run(job: Job, group: Group, folder: RunFolder, corpus: Corpus, round0: int)
         program = client(seat, state) if job.servers else among_ranks(seat, peer(seat, state))
         ahead = job.config.run.ahead
         try:
-            state, _ = run(program, body, hooks, group, start_s=start_s, rounds0=round0, ahead=ahead, servers=servers_of(job))
+            with hooks.writer:
+                state, _ = run(program, body, hooks, group, start_s=start_s, rounds0=round0, ahead=ahead, servers=servers_of(job))
         finally:
             mine.close()
     hooks.close_checkpoints(wait=True)
@@ -264,8 +281,8 @@ class Mine:
 class NetHooks:
     """Metrics, trace, evaluation and checkpoints of one real worker.
 
-    A checkpoint is the cut "every worker's own boundary of one round": each writes its part and posts its hash; the lowest that is
-    left closes the round when the parts of all that are left are there, without making anybody wait.
+    A checkpoint is the cut "every worker's own boundary of one round": each writes its part, beside its next steps, and posts its hash;
+    the lowest that is left closes the round when the parts of all that are left are there, without making anybody wait.
     """
 
     def __init__(
@@ -277,6 +294,8 @@ class NetHooks:
         self._open: dict[int, int] = {}  # round -> planned tokens, of checkpoints that this worker has not closed
         self._loss: float | None = None
         self._compute_s, self._asked_s, self._steps = 0.0, 0.0, 0
+        self.writer = Writer(job.config.checkpoint.background)
+        """Of this worker's parts of checkpoints. Who leaves has to wait for it."""
         self._passing = Passing(job, group, round0) if job.servers else None
 
     @property
@@ -290,6 +309,7 @@ class NetHooks:
 
     def boundary(self, seat: int, round: int, time_s: float, state: State, body: Body | None) -> Go | Stop:
         worker, site = self.worker, self._site
+        self.writer.check()
         if self._passing:
             self._passing.completed(round, time_s)
             self._loss = self._passing.loss
@@ -299,13 +319,14 @@ class NetHooks:
         if self._due(self.job.config.checkpoint.every, round) or round == self.group.last_round:
             assert body is not None
             self.mine.flush()
-            place = Place(site.rank, site.size)
-            sha = checkpoint.write_part(self.folder.checkpoints, round, worker, state, body.state(), {"time_s": time_s}, place)
-            self.group.post(f"checkpoint/{round}/{seat}", sha)
+            place = Place(site.rank, site.size, self.job.ranges.rows if self.job.ranges else None)
+            part = checkpoint.stage(self.folder.checkpoints, round, worker, state, body.state(), {"time_s": time_s}, place)
+            self.writer.do(lambda: self.group.post(f"checkpoint/{round}/{seat}", put(part)))
             self._open[round] = state.tokens
         self.close_checkpoints()
         if self.job.kills.get(worker) == round and site.rank == site.size - 1:
             self.mine.flush()
+            self.writer.wait()
             print(f"worker {worker} is killed after round {round}, as clock.kill says", file=sys.stderr, flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
         whose = "validation loss" if self.job.method.synchronous or self._passing else f"worker {worker}'s validation loss"

@@ -9,7 +9,7 @@ Recipes (gossamer.recipes) return methods; a variant is `dataclasses.replace` of
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from gossamer.core.cadence import Cadence
@@ -71,6 +71,8 @@ class Method:
     """Servers between the workers, who then never talk to each other: an asynchronous method. None: workers are each other's peers."""
     deadline_s: float | None = None
     """Gossip: an exchange that has not taken place after so many seconds of waiting is skipped by both sides. None: it is waited for."""
+    since: tuple[int, int] = (0, 0)
+    """(round, planned tokens of all rounds before it) from which on the run has these workers: those before may have been others."""
 
     @property
     def n(self) -> int:
@@ -103,7 +105,13 @@ class Method:
     @property
     def total_tokens(self) -> int:
         """Planned tokens of the whole run: what the schedule runs over."""
-        return self.rounds * self.plan.usual_tokens
+        round, tokens = self.since
+        return tokens + (self.rounds - round) * self.plan.usual_tokens
+
+    def resumed(self, round: int, tokens: int, total: int) -> Method:
+        """The rest of a run of `total` planned tokens, of which other workers have done `tokens` in `round` rounds: as many rounds more as
+        it takes, at least one."""
+        return replace(self, rounds=round + max(1, -(-(total - tokens) // self.plan.usual_tokens)), since=(round, tokens))
 
     def __post_init__(self) -> None:
         if not 1 <= self.rounds <= MAX_ROUNDS:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +18,8 @@ class Place(NamedTuple):
 
     rank: int
     ranks: int
+    rows: Mapping[str, int] | None = None
+    """Of each parameter of the whole model, its first dimension; only wanted where parts are written."""
 
 
 ALONE = Place(0, 1)
@@ -41,7 +43,7 @@ def cut_anew(parts: Sequence[tuple[dict[str, Any], dict[str, Tensor]]], place: P
         )
     tensors: dict[str, Tensor] = {}
     for name, tensor in first.items():
-        if _whole(name, tensor):
+        if not is_cut(name, tensor):
             tensors[name] = parts[own][1][name]
             continue
         whole = torch.cat([of_rank[name] for _, of_rank in parts])
@@ -53,9 +55,9 @@ def cut_anew(parts: Sequence[tuple[dict[str, Any], dict[str, Tensor]]], place: P
     return about, tensors
 
 
-def _whole(name: str, tensor: Tensor) -> bool:
-    """Whether every rank has all of it: numbers, counts of steps, buffers and random states."""
+def is_cut(name: str, tensor: Tensor) -> bool:
+    """Whether a rank has its rows of it. Every rank has all of numbers, counts of steps, buffers and random states."""
     kind, _, rest = name.partition("/")
     if kind == "body":
-        return tensor.ndim == 0 or "/" not in rest or rest.startswith("buffer/")
-    return tensor.ndim == 0 or name.startswith(f"outer/{STEP}/")
+        return tensor.ndim > 0 and "/" in rest and not rest.startswith("buffer/")
+    return tensor.ndim > 0 and not name.startswith(f"outer/{STEP}/")

@@ -21,8 +21,7 @@ from torch import Tensor
 from gossamer.core.combine import normalised
 from gossamer.core.errors import RunFailed
 from gossamer.core.tree import Tree
-from gossamer.train import checkpoint
-from gossamer.train.recut import Place
+from gossamer.train import checkpoint, parts
 
 FILE = "model.safetensors"
 """In a run folder: the model that the run has come to at its end."""
@@ -50,8 +49,8 @@ def write(folder: Path, found: Weights) -> None:
     from safetensors.torch import save_file
 
     about = {"order": list(found.tree), "round": found.round, "tokens": found.tokens, "workers": list(found.workers)}
-    with checkpoint.replacing(folder / FILE) as scratch:
-        save_file(checkpoint.apart(found.tree), scratch, metadata={"gossamer": json.dumps(about)})
+    with parts.replacing(folder / FILE) as scratch:
+        save_file(parts.apart(found.tree), scratch, metadata={"gossamer": json.dumps(about)})
 
 
 def read(folder: Path) -> Weights | None:
@@ -86,15 +85,15 @@ def of_checkpoint(folder: Path, round: int, workers: Sequence[int]) -> Weights:
     """
     manifest = checkpoint.read_manifest(folder, round)
     with ExitStack() as files:
-        parts = [_Anchor(files, folder, manifest, worker) for worker in workers]
-        weights = normalised(dict.fromkeys(range(len(parts)), 1.0))
+        anchors = [_Anchor(files, folder, manifest, worker) for worker in workers]
+        weights = normalised(dict.fromkeys(range(len(anchors)), 1.0))
         tree: Tree = {}
-        for name in parts[0].names:
-            mean = parts[0].tensor(name)
-            if len(parts) > 1:
+        for name in anchors[0].names:
+            mean = anchors[0].tensor(name)
+            if len(anchors) > 1:
                 mean = mean.to(torch.float32) * weights[0]
-                for i, part in enumerate(parts[1:], start=1):
-                    mean.add_(part.tensor(name).to(torch.float32) * weights[i])
+                for i, anchor in enumerate(anchors[1:], start=1):
+                    mean.add_(anchor.tensor(name).to(torch.float32) * weights[i])
             tree[name] = mean
     return Weights(tree, round, manifest.tokens, tuple(workers))
 
@@ -105,13 +104,12 @@ class _Anchor:
     def __init__(self, files: ExitStack, folder: Path, manifest: checkpoint.Manifest, worker: int) -> None:
         from safetensors import safe_open
 
-        shas = checkpoint.parts_of(folder, manifest, worker)
+        found = checkpoint.parts_of(folder, manifest, worker)
         self._files: list[Any] = []
-        for rank, sha in enumerate(shas):
-            path = checkpoint.part_path(folder, manifest.round, worker, Place(rank, len(shas)))
-            checkpoint.check_part(path, manifest.round, sha)
+        for path, sha in found:
+            parts.check_part(path, manifest.round, sha)
             self._files.append(files.enter_context(safe_open(path, framework="pt")))
-        about = checkpoint.about_of(self._files[0].metadata(), path)
+        about = parts.about_of(self._files[0].metadata(), found[0][0])
         self.names: list[str] = about["state"]["x"]
 
     def tensor(self, name: str) -> Tensor:

@@ -96,6 +96,7 @@ class Holding:
 
     def marks(self) -> list[dict[str, Any]]:
         """Of the boundaries that this rank can go on from, the last first: round, session, and its part of the mark, as text."""
+        self.hooks.writer.wait()  # what it tells of a part belongs to the session before
         found = [one for one in (self.hooks.held, self.hooks.before) if one is not None]
         return [{"round": one.state.round, "session": one.session, "mark": str(part_of_mark(self.seat, one.state))} for one in found]
 

@@ -22,6 +22,7 @@ from gossamer.net.gates import Gated
 from gossamer.train import checkpoint
 from gossamer.train.data import Corpus
 from gossamer.train.recut import ALONE, Place
+from gossamer.train.writing import Writer
 from gossamer.wan.roster.records import Report
 from gossamer.worker.account import TraceKind
 from gossamer.worker.effects import Body, Go, Stop
@@ -50,7 +51,7 @@ class SiteHooks:
         ranks: Gated | None,
     ) -> None:
         self.job, self.folder, self.progress, self.me, self.number = job, folder, progress, me, number
-        self.place = ALONE if ranks is None else Place(ranks.rank, ranks.size)
+        self.place = ALONE if ranks is None else Place(ranks.rank, ranks.size, job.ranges.rows if job.ranges else None)
         self.held: Snapshot | None = None
         """The last boundary."""
         self.before: Snapshot | None = None
@@ -61,7 +62,8 @@ class SiteHooks:
         self._corpus, self._ranks = corpus, ranks
         self._judge, self._on_round = job.judge(corpus, ranks), on_round
         self.written: Callable[[int, int, str | None], None] = self._written
-        """Told (round, planned tokens, SHA-256) of each part of a checkpoint that this rank has written; None: it could not be."""
+        """Told (round, planned tokens, SHA-256) of each part of a checkpoint that this rank has written; None: it could not be. In any
+        thread."""
         self._loss: float | None = None
         self._bytes = [0, 0]
         self.others_bytes = [0, 0]
@@ -73,6 +75,9 @@ class SiteHooks:
         self._said: int | None = None  # the round of the last checkpoint
         self._files: dict[str, JsonLines] = {}
         self._full = False
+        # What servers have goes with it, and they are at rest for that.
+        self.writer = Writer(job.config.checkpoint.background and not job.servers)
+        """Of this rank's parts of checkpoints."""
 
     # ---- records
 
@@ -103,7 +108,8 @@ class SiteHooks:
             self._full = True
 
     def close(self) -> None:
-        """Closes the files; a stream without records is an empty file."""
+        """Waits for a checkpoint that is being written, and closes the files; a stream without records is an empty file."""
+        self.writer.wait()
         try:
             for file in self._files.values():
                 file.close()
@@ -156,7 +162,7 @@ class SiteHooks:
         self.held = Snapshot.of(state, body, time_s, self.held.session)
         self.passed()
         if self._due(self.job.config.checkpoint.every, round):
-            self.save()
+            self.save(beside=True)
         if self.job.kills.get(self.me) == round and self.place.rank == self.place.ranks - 1:
             self.close()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -170,25 +176,38 @@ class SiteHooks:
         self.progress.update(round, state.tokens, self._loss, f"clock {duration(time_s)}", what=whose)
         return Go()
 
-    def save(self, again: bool = False) -> None:
+    def save(self, again: bool = False, beside: bool = False) -> None:
         """Writes a checkpoint of the last boundary, on this site's disk. A full disk is said, and costs no more than that.
 
         Args:
             again: even if there is one of it.
+            beside: while the run goes on; otherwise it is written when this returns.
         """
         held = self.held
-        if held is None or (self._said == held.state.round and not again):
-            return
-        try:
-            for file in self._files.values():
-                file.flush()
-            _, sha = write(self.folder.checkpoints, self.me, held, self.place)
+        if held is not None and (self._said != held.state.round or again):
+            self.writer.wait()
             self._said = held.state.round
+            try:
+                for file in self._files.values():
+                    file.flush()
+            except RunFailed as error:
+                self._unsaved(held, error)
+            else:
+                self.writer.do(lambda: self._save(held))
+        if not beside:
+            self.writer.wait()
+
+    def _save(self, held: Snapshot) -> None:
+        try:
+            _, sha = write(self.folder.checkpoints, self.me, held, self.place)
             self.written(held.state.round, held.state.tokens, sha)
         except RunFailed as error:
-            self._said = None
-            self.written(held.state.round, held.state.tokens, None)
-            self.trouble(f"no checkpoint of round {held.state.round}, the run goes on: {error}")
+            self._unsaved(held, error)
+
+    def _unsaved(self, held: Snapshot, error: RunFailed) -> None:
+        self._said = None
+        self.written(held.state.round, held.state.tokens, None)
+        self.trouble(f"no checkpoint of round {held.state.round}, the run goes on: {error}")
 
     def close_checkpoint(self, round: int, tokens: int, shas: Sequence[str]) -> None:
         """All parts of a checkpoint are written."""

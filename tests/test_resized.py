@@ -1,0 +1,133 @@
+"""A run that goes back to an earlier round, or on with other workers: nothing of it is lost, and its mean, tokens and schedule go on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from small_runs import settings
+
+from gossamer.app.config import load
+from gossamer.app.folder import RunFolder
+from gossamer.app.job import Job, resolve
+from gossamer.app.resize import resize
+from gossamer.app.resized import part_of
+from gossamer.app.simulate import simulate
+from gossamer.cli import main
+from gossamer.core.combine import mean
+from gossamer.core.errors import BadInput
+from gossamer.core.tree import Tree, sha256
+from gossamer.train import checkpoint
+from gossamer.train.recut import ALONE
+
+pytestmark = pytest.mark.usefixtures("cache")
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module", params=["diloco", "gasloc"])
+def whole(request: pytest.FixtureRequest, text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of four workers that has come to its end, with the checkpoints of all its rounds."""
+    more = {"method__name": request.param, "fleet__name": '"uniform-4"', "checkpoint__every": 1, "checkpoint__keep": 9}
+    out = tmp_path_factory.mktemp(request.param) / "run"
+    return simulate(resolve(load([], settings(text, **more))), out, quiet=True).path
+
+
+@pytest.fixture
+def run(whole: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    shutil.copytree(whole, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_back_to_an_earlier_round_and_on_to_the_same_end(run: Path) -> None:
+    before = files_of(run)
+    assert main(["simulate", "--resume", str(run), "--round", "2"]) == 0
+    after = files_of(run)
+    want, got = json.loads(before["summary.json"]), json.loads(after["summary.json"])
+    assert got["params_sha256"] == want["params_sha256"] and got["tokens"] == want["tokens"]
+    aside = files_of(run / "aside" / "1")
+    kept = {name: data for name, data in before.items() if after.get(name) != data}
+    assert kept and all(aside.get(name) == data for name, data in kept.items()), "what is gone or changed is there as it was"
+    assert {n.split("/")[1] for n in aside if n.startswith("checkpoints/")} == {"round-000003", "round-000004"}
+    assert json.loads(aside["from.json"]) == {"round": 2}
+
+
+def test_a_round_that_is_not_kept_is_said(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = files_of(run)
+    assert main(["simulate", "--resume", str(run), "--round", "7"]) == 2
+    assert "no whole checkpoint of round 7 to go back to: the rounds that are kept are 1, 2, 3, 4" in capsys.readouterr().err
+    assert main(["simulate", "--round", "2"]) == 2
+    assert "give it with --resume" in capsys.readouterr().err
+    assert files_of(run) == before
+
+
+def as_real(run: Path, round: int) -> Job:
+    """As if it were a real run that was stopped after `round`."""
+    for r in checkpoint.rounds(run / "checkpoints"):
+        if r > round:
+            shutil.rmtree(checkpoint.round_folder(run / "checkpoints", r))
+    (run / "summary.json").unlink()
+    facts = json.loads((run / "facts.json").read_text())
+    (run / "facts.json").write_text(json.dumps(facts | {"world": "net"}))
+    return resolve(load([run / "config.toml"]))
+
+
+@pytest.mark.parametrize("workers", [2, 6])
+def test_with_other_workers_mean_tokens_and_schedule_go_on(run: Path, workers: int) -> None:
+    old = as_real(run, 2)
+    before = [checkpoint.read_part(run / "checkpoints", 2, w) for w in range(4)]
+    with pytest.raises(BadInput, match=r"--workers 4; or, to go on with \d from the mean .* --set checkpoint.resize=mean"):
+        resize(RunFolder(run), old, workers, [])
+    config = (run / "config.toml").read_bytes()
+    job = resize(RunFolder(run), old, workers, ["checkpoint.resize=mean"])
+    assert resolve(load([run / "config.toml"])).run_id == job.run_id == int(RunFolder(run).facts()["run_id"], 16)
+    assert (run / "aside" / "1" / "config.toml").read_bytes() == config
+
+    tokens = before[0].state.tokens
+    assert job.n == workers and job.method.since == (2, tokens)
+    rest = job.method.total_tokens - old.method.total_tokens
+    assert 0 <= rest < job.method.plan.tokens_per_round, "the planned tokens are the same, up to a whole round"
+    assert job.method.rounds == 2 + -(-2 * 4 // workers)
+
+    parts = [part_of(job, run / "checkpoints", 2, w, CPU, ALONE, job.seat(w)) for w in range(workers)]
+    assert {(p.state.round, p.state.tokens) for p in parts} == {(2, tokens)}
+    for new, was in zip(parts, before, strict=False):  # who stays keeps its inner optimizer and its place in the data
+        assert new.body.keys() == was.body.keys() and new.body["cursor"] == was.body["cursor"]
+    for new in parts[4:]:
+        assert new.body == {"cursor": before[0].body["cursor"], "steps": 0}
+    x, anchors = mean([p.state.x for p in before]), [p.state.x for p in parts]
+    if old.method.synchronous:
+        assert {sha256(tree) for tree in anchors} == {sha256(before[0].state.x)}
+        assert all(sha256(p.state.outer["momentum"]) == sha256(before[0].state.outer["momentum"]) for p in parts)
+        return
+    assert len({sha256(tree) for tree in anchors[:4]}) > 1, "who stays is not made equal"
+    assert all(close(tree, x, 0.0) for tree in anchors[4:])
+    assert close(mean(anchors), x, 1e-6), "the mean of the fleet is what it was"
+    if workers == 2:
+        assert not close(mean([p.state.x for p in before[:2]]), x, 1e-6), "without those who left it would not be"
+
+
+def close(a: Tree, b: Tree, atol: float) -> bool:
+    return a.keys() == b.keys() and all(torch.allclose(a[k], b[k], rtol=0.0, atol=atol) for k in a)
+
+
+def test_what_cannot_go_on_with_others_is_said(run: Path) -> None:
+    job = resolve(load([run / "config.toml"]))
+    asked = ["checkpoint.resize=mean"]
+    with pytest.raises(BadInput, match="has come to its end"):
+        resize(RunFolder(run), job, 2, asked)
+    job = as_real(run, 2)
+    with pytest.raises(BadInput, match=r"of --set, only fleet.name, fleet.workers, checkpoint.resize may be given"):
+        resize(RunFolder(run), job, 2, [*asked, "plan.steps=1"])
+    with pytest.raises(BadInput, match="does not fit fleet azure-4"):
+        resize(RunFolder(run), job, 2, [*asked, "fleet.name=azure-4"])
+    shutil.rmtree(run / "checkpoints")
+    with pytest.raises(BadInput, match="no whole checkpoint"):
+        resize(RunFolder(run), job, 2, asked)
