@@ -38,7 +38,7 @@ CELLS_VERSION = 1
 """Of what a configuration means: raise it when a default, a recipe, a fleet model or the training changes so that equal configurations give
 other results. Every cell is then run anew."""
 
-_LOCAL = {"name": None, "run": ("out", "threads_per_worker", "device")}
+_LOCAL = {"name": None, "log": None, "run": ("out", "threads_per_worker", "device")}
 """What leaves the result as it is: the label, the folder, threads and device."""
 
 

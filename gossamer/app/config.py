@@ -29,7 +29,7 @@ from gossamer.core.errors import BadInput
 __all__ = ["Config", "config_hash", "dump", "load", "override", "parse", "shared"]
 
 _KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
-_LOCAL = {"name": None, "wan": None, "run": {"out": None, "threads_per_worker": None, "device": None}}
+_LOCAL = {"name": None, "log": None, "wan": None, "run": {"out": None, "threads_per_worker": None, "device": None}}
 """What may differ between the workers of one run, or is compared elsewhere (wan)."""
 
 

@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 from gossamer.app.settings_base import Section
 from gossamer.app.settings_checkpoint import CheckpointSection
 from gossamer.app.settings_data import DataSection
+from gossamer.app.settings_log import LogSection
 from gossamer.app.settings_model import ModelSection
 from gossamer.app.wording import nearest
 from gossamer.core.errors import BadInput
@@ -258,6 +259,7 @@ class Config(Section):
     clock: ClockSection = ClockSection()
     checkpoint: CheckpointSection = CheckpointSection()
     run: RunSection = RunSection()
+    log: LogSection = LogSection()
     wan: WanSection = WanSection()
 
     @model_validator(mode="before")

@@ -14,10 +14,12 @@ from gossamer.app.agreement import write_agreement
 from gossamer.app.folder import JsonLines, RunFolder, default_path
 from gossamer.app.job import Job
 from gossamer.app.lock import alone_in
+from gossamer.app.loggers import Loggers
 from gossamer.app.metrics import check_unchanged, evaluation, facts_of
 from gossamer.app.planned import begin
 from gossamer.app.progress import Progress, duration
 from gossamer.app.rollback import roll_back
+from gossamer.app.sinks import check_loggers
 from gossamer.app.summary import consensus_distance, fleet_mean, summarise
 from gossamer.core.errors import BadInput, RunFailed, Stopped
 from gossamer.core.tree import Tree, master, sha256
@@ -52,12 +54,13 @@ def simulate(
         resume: the folder of a run to go on with, from its last whole checkpoint.
         back_to: of a run to go on with: from the checkpoint of this round; what came after it is put aside.
         quiet: show no progress.
-        lean: write no trace, no checkpoint at the end and no model, for a run whose folder is thrown away.
+        lean: write no trace, no checkpoint at the end and no model, and tell no loggers, for a run whose folder is thrown away.
 
     Raises:
         BadInput: the folder exists, or there is nothing to resume.
         RunFailed: the run could not go on.
     """
+    check_loggers(job.config.log)
     if job.servers and job.kills:
         raise BadInput(
             f"clock.kill in a simulation is for workers that are each other's peers, and {job.method.name} has servers: leave it out"
@@ -118,6 +121,8 @@ def _simulated(
     title = f"{job.title} on {job.fleet.name}"
     with Progress(job.method.rounds, title, quiet=quiet, first_round=round0, first_tokens=max(s.tokens for s in states)) as progress:
         hooks = SimHooks(job, folder, corpus, network, progress, absences, lean=lean)
+        if round0:
+            hooks.loggers.back_to(round0, max(s.tokens for s in states))
         world = Simulation(
             job.programs(states, combine),
             bodies,
@@ -212,6 +217,7 @@ class SimHooks:
         self.judge = job.judge(corpus)
         self.metrics = JsonLines(folder.path / "metrics.jsonl")
         self.trace = JsonLines(folder.path / "trace.jsonl", every=256) if not lean else None
+        self.loggers = Loggers({}, job.n) if lean else Loggers.of(job, folder.path)
         self.stop_asked = False
         self.stopped_at: int | None = None
         self._furthest = 0
@@ -268,20 +274,22 @@ class SimHooks:
             self._loss = self.judge(fleet_mean(self.job, trees))
             self._judged_s = time_s
             distance = None if tiers else consensus_distance(trees)
-            self.metrics.add(evaluation(round, "fleet", tokens, time_s, self._loss, distance=distance))
+            self.note(evaluation(round, "fleet", tokens, time_s, self._loss, distance=distance))
             if self.job.config.eval.workers and not self.job.method.synchronous and not tiers:
                 for worker, (t, tree) in sorted(cut.items()):
-                    self.metrics.add(evaluation(round, worker, tokens, t, self.judge(tree or {})))
+                    self.note(evaluation(round, worker, tokens, t, self.judge(tree or {})))
+        self.loggers.closed(round)
         self.progress.update(round, tokens, self._loss, f"virtual clock {duration(time_s)}", what="validation loss")
 
     def ended(self) -> None:
         """All programs have. The last reports to a global server came after the last cut."""
         if self._served and self._served_s > self._judged_s:
             method = self.job.method
-            self.metrics.add(evaluation(method.rounds, "fleet", method.total_tokens, self._served_s, self.judge(self._served)))
+            self.note(evaluation(method.rounds, "fleet", method.total_tokens, self._served_s, self.judge(self._served)))
 
     def note(self, record: dict[str, Any]) -> None:
         self.metrics.add(record)
+        self.loggers.add(record)
 
     def span(self, worker: int, kind: TraceKind, start_s: float, end_s: float, round: int) -> None:
         if self.trace:
@@ -300,3 +308,4 @@ class SimHooks:
         self.metrics.close()
         if self.trace:
             self.trace.close()
+        self.loggers.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ from gossamer.app.collect import STREAMS, by_worker, collect, of_rank, opened
 from gossamer.app.folder import JsonLines, RunFolder
 from gossamer.app.job import Job
 from gossamer.app.lock import alone_in
+from gossamer.app.loggers import Loggers
 from gossamer.app.metrics import check_unchanged, evaluation, facts_of
 from gossamer.app.planned import begin
 from gossamer.app.progress import Progress, duration
 from gossamer.app.rollback import roll_back
 from gossamer.app.served import Passing, ServerHooks, processes, seats_of, serve, servers_of
+from gossamer.app.sinks import check_loggers
 from gossamer.core.errors import BadInput, RunFailed, Stopped
 from gossamer.core.inner import Muon
 from gossamer.core.tree import Tree, layout_hash, master
@@ -87,6 +90,7 @@ def launch_local(job: Job, out: Path, *, resume: bool = False, back_to: int | No
         RunFailed: a worker failed; what it was has been said.
         Stopped: the run was asked to stop, and can be resumed.
     """
+    check_loggers(job.config.log)
     job.pace_s(0)  # refuses, before anything is made, a slow-down of workers without a pace
     _check_world(job)
     corpus = job.corpus()  # made once, before all workers ask for it
@@ -141,13 +145,14 @@ def work(job: Job, out: Path, *, resume: bool = False, back_to: int | None = Non
         BadInput: the environment or the folder is not as it should be.
         RunFailed: the run could not go on.
     """
+    check_loggers(job.config.log)
     _check_world(job)
     torch.set_num_threads(job.config.run.threads_per_worker)
     job.pace_s(0)
     corpus = job.corpus()
     if job.ranges and job.device.type == "cuda":
         torch.cuda.set_device(job.device)
-    with init(survives=_survives(job), seats=seats_of(job), device=job.device.type) as group:
+    with closing(Loggers.of(job, out)) as loggers, init(survives=_survives(job), seats=seats_of(job), device=job.device.type) as group:
         if job.ranges and job.device.type == "cuda":  # the device mesh may have chosen another
             torch.cuda.set_device(job.device)
         if group.n != processes(job):
@@ -175,8 +180,10 @@ def work(job: Job, out: Path, *, resume: bool = False, back_to: int | None = Non
                 group.all_equal({"round to go back to": back_to})  # that others do not look before it is done
             if folder.finished:
                 return folder.path
-        state, hooks = _run(job, group, folder, corpus, _first_round(group, folder) if resume else 0)
+        state, hooks = _run(job, group, folder, corpus, _first_round(group, folder) if resume else 0, loggers)
         collect(job, group, folder, hooks, state)
+        if folder.finished and group.me == group.living[0]:  # where everybody's records are
+            loggers.rest(folder.read_lines("metrics.jsonl"), told=0)
         stopped = group.stopped_by
     if stopped:
         raise SystemExit(128 + stopped)
@@ -215,20 +222,22 @@ def _first_round(group: Group, folder: RunFolder) -> int:
     return int(said[0])
 
 
-def _run(job: Job, group: Group, folder: RunFolder, corpus: Corpus, round0: int) -> tuple[State, NetHooks | ServerHooks]:
+def _run(job: Job, group: Group, folder: RunFolder, corpus: Corpus, round0: int, loggers: Loggers) -> tuple[State, NetHooks | ServerHooks]:
     if job.servers and group.me >= job.n:
         return serve(job, group, Mine(folder, group.me), corpus, folder, round0)
     site, seat = group.site, job.rank_seat(group.me)
     me = seat.me
     body = job.body(me, corpus, job.pace_s(me), site if site.size > 1 else None)
     start_s = 0.0
-    mine = Mine(folder, group.me, site.rank)
+    mine = Mine(folder, group.me, site.rank, None if group.me else loggers)
     if round0:
         state, kept, extra = part_of(job, folder.checkpoints, round0, me, body.device, Place(site.rank, site.size), seat)
         body.load_state(kept)
         start_s = extra["time_s"]
         for name in STREAMS:
             mine.folder.cut(name, round0, job.method.since[0])
+        if not group.me:
+            loggers.back_to(round0, state.tokens)
     else:
         state = job.first_state(me, master(body.tree), seat)
     title = f"{job.title} on {job.fleet.name}"
@@ -248,11 +257,12 @@ def _run(job: Job, group: Group, folder: RunFolder, corpus: Corpus, round0: int)
 
 
 class Mine:
-    """One worker's own records while the run goes: whole whatever happens to the others, merged by worker 0 at the end."""
+    """One worker's own records while the run goes: whole whatever happens to the others, merged by worker 0 at the end. Worker 0 tells its
+    own to the loggers as they come."""
 
-    def __init__(self, folder: RunFolder, seat: int, rank: int = 0) -> None:
+    def __init__(self, folder: RunFolder, seat: int, rank: int = 0, loggers: Loggers | None = None) -> None:
         path = folder.path / "workers" / str(seat)
-        self._rank = rank
+        self._rank, self._loggers = rank, loggers
         path.mkdir(parents=True, exist_ok=True)
         self.folder = RunFolder(path)
         self._files: dict[str, JsonLines] = {}
@@ -264,6 +274,8 @@ class Mine:
         if name not in self._files:
             self._files[name] = opened(self.folder.path, name)
         self._files[name].add(kept)
+        if self._loggers is not None and name == "metrics.jsonl":
+            self._loggers.add(kept)
 
     def flush(self) -> None:
         """Writes what waits."""

@@ -120,6 +120,7 @@ class SiteHooks:
 
     def back_to(self, round: int, tokens: int) -> None:
         """The run goes on from `round`: what lies after it did not happen."""
+        self.went_back(round, tokens)
         waiting = {name: file.let_go() for name, file in self._files.items()}  # for room on the disk
         self._files.clear()
         self.close()
@@ -232,6 +233,9 @@ class SiteHooks:
 
     told: Callable[[dict[str, Any]], None] = staticmethod(lambda record: None)
     """Told each record of what the run does."""
+
+    went_back: Callable[[int, int], None] = staticmethod(lambda round, tokens: None)
+    """Told that the run goes on from a round, with its planned tokens."""
 
     def _due(self, every: int, round: int) -> bool:
         return round == self.job.method.rounds or (every > 0 and round % every == 0)

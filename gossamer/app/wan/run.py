@@ -14,6 +14,7 @@ from rich.console import Console
 from gossamer.app.config import load
 from gossamer.app.folder import LOGS, default_path
 from gossamer.app.job import Job, resolve
+from gossamer.app.sinks import check_loggers
 from gossamer.app.wan.folder import SiteFolder
 from gossamer.app.wan.logs import Format, LogPlace, set_up_logs
 from gossamer.app.wan.ops import party, watched
@@ -92,6 +93,7 @@ def join(configs: Sequence[Path], sets: Sequence[str], where: Where, *, out: Pat
     """`gossamer wan join`."""
     place = set_up_logs(log_format, site=where.site, run="-", level=logging.INFO if log_format == "json" else logging.WARNING)
     job = resolve(load(configs, sets))
+    check_loggers(job.config.log)
     place.run = run_name(job)
     path = out or (Path(job.config.run.out) if job.config.run.out else default_path(f"{job.title}-{where.site}"))
     size = ranks_of(job, where.site)

@@ -10,10 +10,12 @@ import logging
 import shutil
 import threading
 from contextlib import suppress
+from typing import Any
 
 from rich.console import Console
 
 from gossamer.app.job import Job
+from gossamer.app.loggers import Loggers
 from gossamer.app.progress import Progress
 from gossamer.app.wan.apart import Apart, Missing
 from gossamer.app.wan.bound import Bound
@@ -89,6 +91,7 @@ class SiteRun:
         self._why, self._failed = "start", 0
         self.ops = SiteOps(where.site, self.spec.run, where.metrics, place)
         self.holding: Holding | None = None
+        self.loggers: Loggers | None = None
         self.hosting: Hosting | None = None
         self.states = StateServer(lambda ask: None if self.holding is None else self.holding.state_for(ask))
         self.out = Out(where.site)
@@ -130,7 +133,9 @@ class SiteRun:
 
         self.holding = holding = Holding(self.job, self.corpus, me, self.ranks.site, folder, found, progress, self._after_round)
         hooks = holding.hooks
-        hooks.trouble, hooks.told = self._say, self.ops.note
+        hooks.trouble, hooks.told = self._say, self._told
+        self.loggers = Loggers.of(self.job, folder.path, me=me, site=self.where.site, run=self.spec.run, say=self._say)
+        hooks.went_back = self.loggers.back_to
         if self.job.servers:
             self.hosting = Hosting(Site(self.job, self.presence, self.corpus, folder, self._links, self._say))
             self.hosting.load(found)
@@ -148,6 +153,8 @@ class SiteRun:
                     if (made := self._train(session, holding)) is not None:
                         self.client.leave()
                         self.ranks.save()
+                        if made:
+                            self.loggers.rest(folder.read_lines("metrics.jsonl"), told=me)
                         return made
             except Leaving:
                 if folder.there:
@@ -192,6 +199,8 @@ class SiteRun:
         """Closes all connections."""
         self.presence.close()
         self.ops.close()
+        if self.loggers is not None:
+            self.loggers.close()
 
     def _check(self) -> None:
         """What ends this site's waiting."""
@@ -362,6 +371,11 @@ class SiteRun:
             self._say(why)
             self._why = "apart"
         return bool(self.sessions.waiting) or self._asked is not None or bool(why)
+
+    def _told(self, record: dict[str, Any]) -> None:
+        self.ops.note(record)
+        if self.loggers is not None:
+            self.loggers.add(record)
 
     def _say(self, text: str) -> None:
         self._console.print(text, markup=False)
