@@ -1,9 +1,10 @@
-# make demo | test | lint | bench | clean. Each sets up .venv first, once; nothing is installed twice.
+# make demo | test | lint | bench | docs | clean. Each sets up .venv first, once; nothing is installed twice.
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+DOCS   := $(VENV)/.docs
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 JOBS   ?= 2
 
@@ -11,13 +12,14 @@ JOBS   ?= 2
 test demo bench: export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test lint bench docs clean
 
 help:
 	@echo "make demo    train one model with four unlike workers, for real and simulated, and report"
 	@echo "make test    style, types and tests"
 	@echo "make lint    style and types only"
 	@echo "make bench   reproduction and speed tables"
+	@echo "make docs    the documentation as a site, in build/site"
 	@echo "make clean   remove caches and build leftovers (keeps .venv and runs/)"
 
 $(READY): pyproject.toml constraints.txt
@@ -47,6 +49,14 @@ lint: $(READY)
 
 bench: $(READY)
 	@$(BIN)/python -m bench
+
+$(DOCS): $(READY)
+	@$(PIP) install -c constraints.txt -e '.[docs]'
+	@touch $@
+
+docs: $(DOCS)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "build/site/index.html"
 
 clean:
 	@rm -rf build dist .pytest_cache .ruff_cache .mypy_cache .cache *.egg-info
