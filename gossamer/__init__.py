@@ -4,7 +4,7 @@ Importing it is light: nothing heavy (torch, transformers) is loaded until a par
 
 >>> import gossamer
 >>> gossamer.__version__
-'0.1.0'
+'0.2.0'
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gossamer.core.errors import BadInput, RunFailed, Stopped
 
 __all__ = ["BadInput", "PeerLost", "RunFailed", "Stopped", "__version__", "connect", "join", "recipes"]
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _LATER = {"join": "gossamer.library", "connect": "gossamer.library", "PeerLost": "gossamer.real.board"}
 

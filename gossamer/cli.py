@@ -23,7 +23,6 @@ app = typer.Typer(
     name="gossamer",
     help="Train one model on workers that are far apart, unlike, and rarely in touch.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -128,7 +128,7 @@ def commands(text: str) -> Iterator[list[str]]:
 def check_command(arguments: list[str]) -> dict[str, Any]:
     """The parameters of a command, as the command line would parse them. click raises on what does not exist."""
     group = typer.main.get_command(app)
-    if arguments[0] in ("--version", "--help", "-h"):
+    if arguments[0] in ("--version", "--help", "-h", "--install-completion", "--show-completion"):
         return {}
     command = group.get_command(None, arguments[0])  # type: ignore[attr-defined]
     assert command is not None, f"gossamer has no command {arguments[0]!r}"
