@@ -16,15 +16,17 @@ def card_of(found: Trained, run: RunFolder) -> str:
     """The text of `README.md`."""
     facts, config = run.facts(), found.config
     title, model = config.name or config.method.name, found.model.config
+    base, revision = config.model.checkpoint, config.model.revision
     rows = {
         "architecture": f"{model.model_type}, {sum(p.numel() for p in found.model.parameters()):,} parameters",
+        **({"continued from": f"{base}{f', revision {revision}' if revision else ''}"} if base else {}),
         "trained parameters": f"{facts['parameters']:,}",
         "method": f"{config.method.name}, {len(facts['steps'])} workers, fleet {config.fleet.name}",
         "parameters are": _whose(found),
         "rounds": f"{found.round:,}",
         "tokens": f"{found.tokens:,} (of all workers together)",
         "sequence length": f"{config.plan.sequence:,} tokens",
-        "data": f"{facts['corpus']} ({facts['train_tokens']:,} tokens; SHA-256 of the token ids {facts['corpus_sha256'][:16]}...)",
+        "data": _data(facts),
         "tokenizer": f"{config.data.tokenizer}, {facts['vocab_size']:,} symbols",
         "held-out perplexity": _measured(found, run),
         "seed": str(config.seed),
@@ -57,6 +59,14 @@ model = AutoModelForCausalLM.from_pretrained("FOLDER")
 tokenizer = AutoTokenizer.from_pretrained("FOLDER")
 ```
 """
+
+
+def _data(facts: dict[str, Any]) -> str:
+    """What it was trained on. Of documents that are packed as they come nobody has counted the tokens."""
+    tokens, mark = facts["train_tokens"], facts["corpus_sha256"][:16]
+    if tokens is None:
+        return f"{facts['corpus']} (documents, packed as they come; SHA-256 of what they are {mark}...)"
+    return f"{facts['corpus']} ({tokens:,} tokens; SHA-256 of the token ids {mark}...)"
 
 
 def _whose(found: Trained) -> str:

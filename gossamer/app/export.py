@@ -13,6 +13,7 @@ from gossamer.app.card import card_of
 from gossamer.app.folder import RunFolder
 from gossamer.app.trained import Trained, load
 from gossamer.core.errors import BadInput, RunFailed
+from gossamer.train.pretrained import quiet
 
 
 def export(run: Path, to: Path, round: int | None = None) -> Path:
@@ -58,7 +59,8 @@ def _write(found: Trained, to: Path) -> None:
         if place is not None:
             place.eos_token_id = ends.eos_token_id if place.eos_token_id is None else place.eos_token_id
             place.pad_token_id = ends.pad_token_id if place.pad_token_id is None else place.pad_token_id
-    model.save_pretrained(to)
+    with quiet():
+        model.save_pretrained(to)
     found.tokenizer.save_pretrained(to)
 
 
