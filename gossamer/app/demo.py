@@ -10,10 +10,14 @@ from rich.console import Console
 
 from gossamer.app.compare import compare
 from gossamer.app.config import dump, override, parse
+from gossamer.app.export import export
 from gossamer.app.folder import check_new, default_path, write_atomically
 from gossamer.app.job import Job, resolve
 from gossamer.app.train import launch_local
-from gossamer.core.errors import RunFailed
+from gossamer.app.zeroshot.evaluation import SUITE, Request
+from gossamer.app.zeroshot.evaluation import run as zeroshot
+from gossamer.app.zeroshot.harness import check_installed
+from gossamer.core.errors import BadInput, RunFailed
 from gossamer.report import page, read, table
 
 BASE: dict[str, Any] = {
@@ -35,6 +39,10 @@ METHODS: dict[str, dict[str, Any]] = {
 """What sets them apart. DiLoCo gives every worker equal work, as published; the other two plan by speed, with as many tokens in all."""
 
 
+ITEMS = 200
+"""Of each task of the embedded suite."""
+
+
 def jobs() -> dict[str, Job]:
     """The demonstration's runs by title."""
     return {title: resolve(override(parse(BASE), {"name": title, **values})) for title, values in METHODS.items()}
@@ -54,11 +62,14 @@ def demo(out: Path | None, console: Console) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     console.print("About 4 minutes: a real run in four processes, then three simulations of the same.\n")
     _prepare(geomesh, console)
-    console.print("\n1 of 2: GeoMesh for real: four processes here, paced like an H100, an A100, an L40S and an RTX 6000 Ada", style="bold")
+    console.print("\n1 of 3: GeoMesh for real: four processes here, paced like an H100, an A100, an L40S and an RTX 6000 Ada", style="bold")
     real = launch_local(_save(geomesh, out / "real.toml", {"name": "GeoMesh, real"}), out / "geomesh-real")
-    console.print("\n2 of 2: the same data and fleet under the virtual clock: DiLoCo, GeoMesh, GASLoC", style="bold")
+    console.print("\n2 of 3: the same data and fleet under the virtual clock: DiLoCo, GeoMesh, GASLoC", style="bold")
     simulated = compare(list(planned.values()), out)
     same = _same(real, simulated[list(planned).index("GeoMesh")])
+    console.print("\n3 of 3: the real run's model as transformers loads it, asked about text that it has not seen", style="bold")
+    model = export(real, out / "model")
+    _scores(real, console)
     folders = [real, *simulated]
     page.write_page([real], real / "report.html")
     path = page.write_page(folders, out / "report.html")
@@ -67,8 +78,19 @@ def demo(out: Path | None, console: Console) -> Path:
     console.print()
     console.print(f"The real run and its simulation end with the same parameters, bit for bit: sha256 {same[:16]}...")
     console.print("A short run with one seed shows the machinery; it does not rank the methods.")
+    console.print(f"model: {model} (transformers.AutoModelForCausalLM.from_pretrained loads it)")
     console.print(f"report: {path} (of the real run alone: {real / 'report.html'})")
     return path
+
+
+def _scores(run: Path, console: Console) -> None:
+    """Accuracies of the embedded suite, where lm-eval is installed."""
+    try:
+        check_installed()
+    except BadInput as missing:
+        console.print(f"no zero-shot scores: {missing}", markup=False)
+        return
+    zeroshot(run, Request(tasks=(SUITE,), limit=ITEMS), None, console)
 
 
 def _prepare(job: Job, console: Console) -> None:
