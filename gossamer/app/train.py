@@ -26,6 +26,7 @@ from gossamer.app.sinks import check_loggers
 from gossamer.core.errors import BadInput, RunFailed, Stopped
 from gossamer.core.inner import Muon
 from gossamer.core.tree import Tree, layout_hash, master
+from gossamer.net.fork import load_early
 from gossamer.net.launch import launch
 from gossamer.net.start import STORE_ENV, init
 from gossamer.real.driver import run
@@ -93,6 +94,9 @@ def launch_local(job: Job, out: Path, *, resume: bool = False, back_to: int | No
     check_loggers(job.config.log)
     job.pace_s(0)  # refuses, before anything is made, a slow-down of workers without a pace
     _check_world(job)
+    modules = WORKER_MODULES if job.device.type == "cpu" else ()
+    env = {"OMP_NUM_THREADS": str(job.config.run.threads_per_worker)}
+    load_early(modules, {**os.environ, **env})
     corpus = job.corpus()  # made once, before all workers ask for it
     if not resume:
         begin(out, job, facts_of(job, corpus, "net"), corpus.tokenizer)
@@ -113,8 +117,6 @@ def launch_local(job: Job, out: Path, *, resume: bool = False, back_to: int | No
         found = checkpoint.latest(out / "checkpoints")
         return None if found is None else f"round {found}; go on with: gossamer train --workers {job.n} --resume {out}"
 
-    threads = str(job.config.run.threads_per_worker)
-    env = {"OMP_NUM_THREADS": threads}
     with alone_in(out):
         code = launch(
             processes(job),
@@ -124,7 +126,7 @@ def launch_local(job: Job, out: Path, *, resume: bool = False, back_to: int | No
             last_checkpoint=last,
             survives=job.goes_on,
             seats=seats_of(job),
-            modules=WORKER_MODULES if job.device.type == "cpu" else (),
+            modules=modules,
         )
     if code in (130, 143):
         raise Stopped(f"stopped; last whole checkpoint: {last() or 'none yet'}")

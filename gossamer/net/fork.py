@@ -171,6 +171,12 @@ def can_fork(argv: Sequence[str], modules: Sequence[str]) -> bool:
     return sys.platform == "linux" and bool(modules) and list(argv[:2]) == [sys.executable, "-m"]
 
 
+def load_early(modules: Sequence[str], env: Mapping[str, str]) -> None:
+    """Has the modules loaded beside what this process does until it forks. Nothing, where there is nothing to fork."""
+    if sys.platform == "linux" and modules:
+        nursery(modules, env)
+
+
 def nursery(modules: Sequence[str], env: Mapping[str, str]) -> Nursery:
     """That of this process for these modules, which is kept; `env` is its environment if it has to be started."""
     key = tuple(modules)
