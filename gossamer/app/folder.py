@@ -190,7 +190,9 @@ class RunFolder:
             kept = (
                 line
                 for line, record in self._records(name)
-                if record["round"] <= rounds and record["kind"] != "close" and (record["round"] > since or record["kind"] == "eval")
+                if record["round"] <= rounds
+                and record["kind"] != "close"
+                and (not since or record["round"] > since or record["kind"] == "eval")
             )
             text = "".join(f"{line}\n" for line in kept)
             if file.read_bytes().startswith(data := text.encode("utf-8")):  # which needs no room
