@@ -28,11 +28,12 @@ def export(
     run: Run,
     to: Annotated[Path, typer.Option("--to", metavar="DIR", help="The folder to make.", show_default=False)],
     round: Round = None,
+    adapter: Annotated[bool, typer.Option("--adapter", help="The adapter alone, for the checkpoint that the run went on from.")] = False,
 ) -> None:
     """Write the model of a run as a folder that transformers loads: safetensors, configuration, tokenizer and model card."""
     from gossamer.app import commands
 
-    commands.export(run, to=to, round=round)
+    commands.export(run, to=to, round=round, adapter=adapter)
 
 
 def evaluate(

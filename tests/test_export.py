@@ -63,7 +63,9 @@ def test_tied_parameters_are_stored_once(exported: Path) -> None:
     with safe_open(exported / "model.safetensors", framework="pt") as f:
         names = set(f.keys())
     assert "model.embed_tokens.weight" in names and "lm_head.weight" not in names
-    assert json.loads((exported / "config.json").read_text())["tie_word_embeddings"]
+    config = json.loads((exported / "config.json").read_text())
+    assert config["tie_word_embeddings"] and config["eos_token_id"] is not None
+    assert config.get("pad_token_id") is None, "the end mark would not be trained by whoever goes on from here"
 
 
 def test_the_card_says_what_was_done(gossip: Path, exported: Path) -> None:
@@ -107,9 +109,30 @@ def test_of_a_synchronous_run_the_model_is_what_all_hold(text: Path, tmp_path: P
     assert main(["export", str(path), "--to", str(to)]) == 2
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers, about names that peft still uses
+def test_an_adapter_alone_goes_on_the_checkpoint_that_it_was_trained_beside(exported: Path, text: Path, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    from transformers import AutoModelForCausalLM
+
+    sets = {"model__checkpoint": f'"{exported}"', "model__config": '""', "data__tokenizer": f'"{exported}"', "model__adapter__rank": 2}
+    path = run(text, tmp_path / "run", method__name="diloco", run__rounds=1, checkpoint__every=0, **sets)
+    to = export(path, tmp_path / "adapter", adapter=True)
+    names = {p.name for p in to.iterdir()}
+    assert {"adapter_model.safetensors", "adapter_config.json", "tokenizer.json", "README.md"} <= names and "model.safetensors" not in names
+    there = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(exported), to)
+    here = load(path, merge=False).model
+    ids = torch.arange(12).reshape(1, -1)
+    with torch.no_grad():
+        said = there(input_ids=ids).logits
+        assert torch.equal(said, here(input_ids=ids, use_cache=False).logits)
+        assert not torch.equal(said, AutoModelForCausalLM.from_pretrained(exported)(input_ids=ids).logits)
+
+
 def test_what_cannot_be_exported_is_said(gossip: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(BadInput, match=r"no checkpoint of round 3: there are rounds 2, 4"):
         load(gossip, 3)
+    with pytest.raises(BadInput, match="has no adapter"):
+        export(gossip, tmp_path / "x", adapter=True)
     assert main(["export", str(tmp_path), "--to", str(tmp_path / "x")]) == 2
     assert "not a run folder" in capsys.readouterr().err
     untrained = tmp_path / "untrained"

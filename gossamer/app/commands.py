@@ -89,11 +89,13 @@ def report(runs: Sequence[Path], *, out: Path | None) -> None:
     _console().print(f"report: {path}")
 
 
-def export(run: Path, *, to: Path, round: int | None) -> None:
+def export(run: Path, *, to: Path, round: int | None, adapter: bool) -> None:
     """`gossamer export`."""
     from gossamer.app.export import export as write
 
-    _console().print(f"model: {write(run, to, round)} (transformers, and what builds on it, load this folder)")
+    path = write(run, to, round, adapter=adapter)
+    said = f"adapter: {path} (peft loads" if adapter else f"model: {path} (transformers, and what builds on it, load"
+    _console().print(f"{said} this folder)")
 
 
 def watch(run: Path, *, port: int | None, once: bool) -> None:

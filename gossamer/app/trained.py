@@ -45,12 +45,13 @@ class Trained(NamedTuple):
     """Whose mean it is; one where all hold the same."""
 
 
-def load(folder: Path, round: int | None = None) -> Trained:
+def load(folder: Path, round: int | None = None, *, merge: bool = True) -> Trained:
     """The model of a run.
 
     Args:
         folder: a run folder.
         round: that of one of its checkpoints; None: the end of the run, where it has come to it, else the last whole checkpoint.
+        merge: adapters go into the matrices that they are beside; otherwise the model is a `PeftModel`, where it has adapters.
 
     Raises:
         BadInput: no run folder, none trained yet, no such checkpoint, or one of another model.
@@ -66,7 +67,7 @@ def load(folder: Path, round: int | None = None) -> Trained:
         )
     model = job.model()
     put(model, found.tree, f"the checkpoint of round {found.round} in {folder}")
-    model = merged(model)
+    model = merged(model) if merge else model
     return Trained(model.eval(), tokenizer(run, job, longest_sequence(model)), job.config, found.round, found.tokens, found.workers)
 
 
