@@ -184,7 +184,7 @@ def test_a_printed_configuration_loads_to_an_equal_one(data: dict[str, Any]) -> 
 def test_the_hash_covers_what_workers_must_agree_on() -> None:
     base = config_hash(load())
     assert 0 <= base < 2**64
-    for local in ("run.out=x", "run.threads_per_worker=3", "run.device=cpu", "name=label"):
+    for local in ("run.out=x", "run.threads_per_worker=3", "run.device=cpu", "run.offload=true", "name=label"):
         assert config_hash(load(sets=[local])) == base, local
     for shared in ("seed=1", "method.name=diloco", "method.alpha=1", "inner.lr=1", "plan.steps=2", "model.preset=x", "data.limit_mb=1",
                    "run.rounds=2", "run.tokens=2", "fleet.name=home", "schedule.floor=0"):  # fmt: skip

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import cadences
+import numpy as np
 import pytest
 import torch
 from far import DEVICE, Far, accelerator
@@ -26,7 +27,7 @@ from toy import ToyBody, toy_start
 from gossamer.app.config import load
 from gossamer.app.folder import RunFolder
 from gossamer.app.job import Job, resolve
-from gossamer.app.simulate import simulate
+from gossamer.app.simulate import SimHooks, simulate
 from gossamer.app.train import NetHooks, work
 from gossamer.core.codec import Codec, Fp32, Sign, write
 from gossamer.core.combine import Piece, combine, mean
@@ -34,9 +35,12 @@ from gossamer.core.feedback import Feedback
 from gossamer.core.inner import AdamW
 from gossamer.core.method import Method
 from gossamer.core.plan import uniform
+from gossamer.core.schedule import Constant
 from gossamer.core.tree import Tree, digest, layout_of, master, sha256, squares
 from gossamer.recipes import ddp, diloco, gasloc, local_dadam, sparse_loco
 from gossamer.train import checkpoint
+from gossamer.train.data import Sampler
+from gossamer.train.offload import Offloaded
 from gossamer.worker.effects import Done, Work
 from gossamer.worker.state import State
 
@@ -222,3 +226,41 @@ def test_a_real_worker_elsewhere_and_its_resumption(tmp_path: Path, monkeypatch:
         work(job, half.path, resume=True)
     assert places == {DEVICE}
     assert ending(half.path) == ending(whole)
+
+
+@pytest.mark.parametrize("method", [{"name": '"geomesh"', "overlap": 0.5, "error_feedback": '"worker"'}, {"name": '"ddp"'}])
+def test_offloaded_outer_state_is_on_the_host_with_the_bits_of_one_that_is_not(
+    method: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model is elsewhere, all that the program keeps is here; a run begun without goes on with."""
+    places = set()
+    original = SimHooks.boundary
+
+    def boundary(self: SimHooks, worker: int, round: int, time_s: float, state: State, body: Any) -> Any:
+        assert all(p.device == DEVICE for p in body.model.parameters())
+        places.update(v.device for tree in trees(state).values() for v in tree.values())
+        return original(self, worker, round, time_s, state, body)
+
+    monkeypatch.setattr(SimHooks, "boundary", boundary)
+    sets: dict[str, object] = {"fleet__name": "uniform-2", "model__dtype": '"bf16"', **{f"method__{k}": v for k, v in method.items()}}
+    kept, away = (on_device(monkeypatch, tmp_path, run__offload=str(offload).lower(), **sets) for offload in (False, True))
+    with accelerator():
+        simulate(kept, tmp_path / "kept", quiet=True)
+        assert places == {DEVICE}
+        places.clear()
+        simulate(away, tmp_path / "away", quiet=True)
+    assert places == {torch.device("cpu")}
+    assert ending(tmp_path / "away") == ending(tmp_path / "kept")
+    if kept.method.name != "ddp":
+        half = halved(tmp_path / "kept", tmp_path / "half")
+        with accelerator():
+            simulate(away, resume=half, quiet=True)
+        assert ending(half.path) == ending(tmp_path / "kept")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_offloaded_parameters_pass_through_pinned_memory() -> None:
+    body = Offloaded(torch.nn.Embedding(8, 4), AdamW(lr=0.01), Constant(), 1.0, Sampler(np.arange(9), 2, 0, 0), device="cuda")
+    assert all(p.is_cuda for p in body.model.parameters()) and all(v.is_pinned() for v in body.tree.values())
+    body.load({name: torch.ones_like(v) for name, v in body.tree.items()})
+    assert all(bool((v == 1).all()) for v in body.tree.values()) and all(bool((p == 1).all()) for p in body.model.parameters())

@@ -18,7 +18,6 @@ from gossamer.sim.memo import MemoCombine
 from gossamer.train import checkpoint
 from gossamer.train.checkpoint import Part
 from gossamer.train.compute import TrainBody
-from gossamer.train.model import parameters_of
 from gossamer.train.recut import Place
 from gossamer.worker.effects import Addr, Program
 from gossamer.worker.entry import back
@@ -35,7 +34,7 @@ def absences_of(job: Job, bodies: Sequence[TrainBody], combine: MemoCombine, par
 
     def restart(worker: Addr, round: int, sponsor: Addr, roll: Roll) -> Program:
         seat = job.seat(worker, combine)
-        state = job.first_state(worker, master(parameters_of(bodies[worker].model)))
+        state = job.first_state(worker, master(bodies[worker].tree))
         state.round, state.roll = round, Roll(list(roll.epochs))
         return back(seat, state, sponsor, peer(seat, state))
 

@@ -38,8 +38,8 @@ CELLS_VERSION = 1
 """Of what a configuration means: raise it when a default, a recipe, a fleet model or the training changes so that equal configurations give
 other results. Every cell is then run anew."""
 
-_LOCAL = {"name": None, "log": None, "run": ("out", "threads_per_worker", "device")}
-"""What leaves the result as it is: the label, the folder, threads and device."""
+_LOCAL = {"name": None, "log": None, "run": ("out", "threads_per_worker", "device", "offload")}
+"""What leaves the result as it is: the label, the folder, threads, device and where outer state is."""
 
 
 _NEEDED = frozenset({"method", "tokens", "final_loss", "wall_s", "target_perplexity", "charged_as"})
@@ -286,7 +286,11 @@ def _difference(given: Mapping[str, Any], default: Mapping[str, Any]) -> dict[st
 def _content(value: Any, leave_out: Sequence[str] = ()) -> Any:
     """A dataclass as its name and the fields that differ from their defaults, and whatever is in them."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: (getattr(value, f.name), _default(f)) for f in dataclasses.fields(value) if f.init and f.name not in leave_out}
+        fields = {
+            f.name: (getattr(value, f.name), _default(f))
+            for f in dataclasses.fields(value)
+            if f.init and f.compare and f.name not in leave_out
+        }
         kept = {name: _content(given) for name, (given, default) in fields.items() if given != default}
         return {type(value).__name__: kept}
     if isinstance(value, Mapping):

@@ -29,7 +29,7 @@ from gossamer.core.errors import BadInput
 __all__ = ["Config", "config_hash", "dump", "load", "override", "parse", "shared"]
 
 _KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
-_LOCAL = {"name": None, "log": None, "wan": None, "run": {"out": None, "threads_per_worker": None, "device": None}}
+_LOCAL = {"name": None, "log": None, "wan": None, "run": {"out": None, "threads_per_worker": None, "device": None, "offload": None}}
 """What may differ between the workers of one run, or is compared elsewhere (wan)."""
 
 
@@ -84,7 +84,8 @@ def dump(config: Config) -> str:
 
 
 def config_hash(config: Config) -> int:
-    """A 64-bit mark of everything that the workers of one run must agree on: all but the label, the folder, threads and device.
+    """A 64-bit mark of everything that the workers of one run must agree on: all but the label, the folder, threads,
+    device and offload.
 
     >>> config_hash(load()) == config_hash(load(sets=["run.device=cpu"])) != config_hash(load(sets=["seed=1"]))
     True

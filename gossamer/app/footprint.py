@@ -25,6 +25,14 @@ from gossamer.core.method import Method
 from gossamer.core.tree import Layout
 
 _LAYER_BYTES = 34 / 2
+_WORDS = {
+    "previous": "previous iterate",
+    "exp_avg": "first moment",
+    "exp_avg_sq": "second moment",
+    "square_avg": "mean square",
+    "momentum_buffer": "momentum",
+}
+"""Outer state, for people."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +57,13 @@ class Footprint:
 
 
 def footprint(
-    method: Method, layout: Layout, config: Any, activation_bytes: int, frozen_bytes: int = 0, recomputed: bool = False
+    method: Method,
+    layout: Layout,
+    config: Any,
+    activation_bytes: int,
+    frozen_bytes: int = 0,
+    recomputed: bool = False,
+    offload: bool = False,
 ) -> Footprint:
     """The estimate for the model of `layout`.
 
@@ -58,19 +72,27 @@ def footprint(
         activation_bytes: 2 or 4.
         frozen_bytes: of parameters that are not trained.
         recomputed: whether a block keeps what enters it alone.
+        offload: the copies of the outer step are in the host's memory.
     """
     state = _state_bytes(method.inner)
-    copies = 4 * outer_copies(method)
+    copies = 0 if offload else 4 * outer_copies(method)
     fixed = sum(part.size * (2 * part.dtype.itemsize + state[_kind(part.by_row, part.row < part.numel)] + copies) for part in layout)
     kept = config.num_hidden_layers + _LAYER_BYTES if recomputed else _LAYER_BYTES * config.num_hidden_layers
     return Footprint(fixed + frozen_bytes, activation_bytes * config.hidden_size * kept + (activation_bytes + 8) * config.vocab_size)
 
 
 def outer_copies(method: Method) -> int:
-    """Float32 copies of the model that a worker holds beside it: anchor, outer state, residual, what travels, what was last heard."""
-    feeds = method.feedback is not None and method.feedback.at_worker
-    kept = sum(tree["p"].numel() > 1 for tree in method.outer.init({"p": torch.zeros(2)}).values())  # a count of steps is no copy
-    return 1 + kept + feeds + (method.cadence.overlap > 0) + method.cadence.eager
+    """Float32 copies of the model that a worker holds beside it (`outer_names`)."""
+    return len(outer_names(method))
+
+
+def outer_names(method: Method) -> list[str]:
+    """What these copies are: anchor, outer state, residual, what travels, what was last heard."""
+    kept = [name for name, tree in method.outer.init({"p": torch.zeros(2)}).items() if tree["p"].numel() > 1]  # a count is no copy
+    names = ["anchor", *(_WORDS.get(name, name) for name in kept)]
+    names += ["residual"] if method.feedback is not None and method.feedback.at_worker else []
+    names += ["parameters in flight"] if method.cadence.overlap > 0 else []
+    return names + (["what the others said last"] if method.cadence.eager else [])
 
 
 def _kind(by_row: bool, matrix: bool) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
+from gossamer.app.cost import cost, priced
 from gossamer.app.job import Job
 from gossamer.app.settings import MethodSection, Option
 from gossamer.app.timing import time_only
@@ -97,6 +98,8 @@ class Row:
     time_s: float
     settings: tuple[str, ...] = ()
     """What to set to have it; nothing where it is the configuration itself."""
+    cost: float | None = None
+    """In the fleet's currency; None where it has no prices."""
 
 
 _OTHERS: tuple[tuple[str, str, dict[str, Option], str], ...] = (
@@ -130,7 +133,7 @@ def others(job: Job, net: Net) -> list[Row]:
 def row(job: Job, label: str, plan: str, seen: Forecast, tokens: int) -> Row:
     """`seen` taken to a budget of `tokens`."""
     rounds = tokens / (job.method.total_tokens / job.method.rounds)
-    return Row(label, plan, seen, seen.round_s * rounds)
+    return Row(label, plan, seen, seen.round_s * rounds, cost=cost(job, seen, tokens).total if priced(job) else None)
 
 
 def choice(rows: Sequence[Row]) -> Row:

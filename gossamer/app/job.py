@@ -39,6 +39,7 @@ from gossamer.train import model
 from gossamer.train.compute import Precision, TrainBody, device_named
 from gossamer.train.data import Corpus
 from gossamer.train.evaluate import evaluate_tree
+from gossamer.train.offload import HOST, Offloaded
 from gossamer.train.shard import Ranks, compile_blocks, shard
 from gossamer.worker.effects import Program
 from gossamer.worker.peer import start
@@ -191,6 +192,11 @@ class Job:
         return found
 
     @property
+    def home(self) -> torch.device:
+        """Where anchors, outer state and residuals are."""
+        return HOST if self.config.run.offload else self.device
+
+    @property
     def precision(self) -> Precision:
         """Of forward and backward passes."""
         asked = self.config.model.precision
@@ -205,7 +211,8 @@ class Job:
         network = self.worker_model(alone=ranks is not None)
         if backend := self.config.model.compile:
             compile_blocks(network, backend)
-        return TrainBody(
+        make = Offloaded if self.config.run.offload else TrainBody
+        return make(
             network,
             self.method.inner,
             self.method.schedule,
@@ -299,6 +306,7 @@ def resolve(config: Config) -> Job:
             activation_bytes=4 if config.model.precision == "fp32" else 2,
             frozen_bytes=charged.frozen[1],
             recomputed=outline.source.activation_checkpointing,
+            offload=config.run.offload,
         ),
     )
 

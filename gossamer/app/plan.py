@@ -8,7 +8,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from gossamer.app.footprint import outer_copies
+from gossamer.app.cost import cost_lines, priced
+from gossamer.app.footprint import outer_names
 from gossamer.app.forecast import Forecast, Row, choice, forecast, modelled_s, others, row, simulated
 from gossamer.app.graphs import gap_line
 from gossamer.app.job import Job
@@ -45,7 +46,7 @@ def show(job: Job, console: Console, seen: Forecast) -> None:
     console.print(_workers(job, seen))
     if job.n > _SHOWN:
         console.print(f"... and {job.n - _SHOWN} more workers")
-    lines = (*_measured_lines(job), *_run_lines(job, seen), *_model_lines(job, seen))
+    lines = (*_measured_lines(job), *_run_lines(job, seen), *_model_lines(job, seen), *cost_lines(job, seen))
     for line in (*lines, *_balance_lines(job), *_memory_lines(job), *_outer_lines(job)):
         console.print(line, highlight=False)
 
@@ -172,11 +173,8 @@ def _memory_lines(job: Job) -> Iterator[str]:
 
 
 def _outer_lines(job: Job) -> Iterator[str]:
-    method, copies = job.method, outer_copies(job.method)
-    names = "anchor" + ("" if copies == 1 else f" and {copies - 1} more float32 {'copy' if copies == 2 else 'copies'}")
-    size = 4 * copies * numel(job.charged.layout)
-    of = " of the model that is charged" if job.charged_as else ""
-    yield f"outer state per worker, beside the model: {size / 1e6:.1f} MB ({names}{of})"
+    method = job.method
+    yield _outer_line(job)
     if isinstance(method.outer, Gossip) and not method.outer.linear and job.n > 1:
         yield "consensus: the outer optimizer is not linear in the disagreement, so no rate is known; workers stay about its step apart"
     elif isinstance(method.outer, Gossip) and job.n > 1:
@@ -192,17 +190,36 @@ def _outer_lines(job: Job) -> Iterator[str]:
     yield from gap_line(job)
 
 
+def _outer_line(job: Job) -> str:
+    """The bytes of outer state, what they are, and where."""
+    names, layout = outer_names(job.method), job.charged.layout
+    one = 4 * numel(layout)
+    said = f"outer state per worker, beside the model: {len(names) * one / 1e6:.1f} MB"
+    if len(names) > 1:
+        said += f", {one / 1e6:.1f} MB each"
+    said += f": {', '.join(names)}" + (" of the model that is charged" if job.charged_as else "")
+    if (feedback := job.method.feedback) is not None and feedback.at_mean:
+        said += f"; the errors of one slice, {one / job.n / 1e6:.1f} MB"
+    if job.config.run.offload:
+        passing = sum(part.size * part.dtype.itemsize for part in layout)
+        return f"{said}; in the host's memory, and {passing / 1e6:.1f} MB there, pinned, through which the parameters pass"
+    if job.config.run.device == "cpu":
+        return f"{said}; in the host's memory, where the model is"
+    return f"{said}; in the GPU's memory where there is one (run.offload = true: in the host's)"
+
+
 def _methods(job: Job, rows: Sequence[Row]) -> Table:
+    money = [f"cost\n{job.fleet.currency}"] if priced(job) else []
     table = _table(
         f"To {count(job.method.total_tokens)} tokens on {job.fleet.name}{_charged(job)}",
         ("method", "plan"),
-        ("time", "utilisation\n%", "straggler\n%", "network\n%", "sent\nMB a round"),
+        ("time", "utilisation\n%", "straggler\n%", "network\n%", "sent\nMB a round", *money),
     )
     for r in rows:
         f = r.forecast
         table.add_row(
             r.label, r.plan, duration(r.time_s), f"{100 * f.utilisation:.1f}", f"{100 * f.straggler:.1f}", f"{100 * f.network:.1f}",
-            f"{sum(f.sent_bytes) / len(f.sent_bytes) / 1e6:.1f}",
+            f"{sum(f.sent_bytes) / len(f.sent_bytes) / 1e6:.1f}", *([f"{r.cost:,.2f}"] if r.cost is not None else []),
         )  # fmt: skip
     return table
 

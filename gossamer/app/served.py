@@ -134,7 +134,7 @@ class Keeping:
         there = checkpoint.read_manifest(self._folder, round).parts
 
         def part_of(seat: Addr) -> checkpoint.Part:
-            return checkpoint.read_part(self._folder, round, seat, self._job.device)
+            return checkpoint.read_part(self._folder, round, seat, self._job.home)
 
         if me in there:
             part = part_of(me)
@@ -184,8 +184,7 @@ class Keeping:
 
 def first_tree(job: Job) -> Mapping[str, Any]:
     """The first parameters as a worker's model has them."""
-    network = job.worker_model().to(job.device)
-    return {name: p.detach() for name, p in parameters_of(network).items()}
+    return {name: p.detach().to(job.home) for name, p in parameters_of(job.worker_model()).items()}
 
 
 def due(job: Job, block: int) -> bool:

@@ -187,6 +187,9 @@ class RunSection(Section):
     out: str = Field(default="", description="folder of the run; empty: runs/ with a name made of the method and the time")
     threads_per_worker: int = Field(default=1, ge=1, le=1024, description="CPU threads of each worker; another number gives other bits")
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="where the model is; auto: a GPU where there is one")
+    offload: bool = Field(
+        default=False, description="keep anchors, outer state and residuals in the host's memory, and take the outer steps there"
+    )
     on_death: Literal["auto", "stop", "continue"] = Field(
         default="auto", description="when a worker dies: stop all, or continue without it (gossip); auto: continue where the method can"
     )

@@ -32,7 +32,6 @@ from gossamer.sim.seats import SeatNetwork
 from gossamer.sim.timing import ComputeTime
 from gossamer.train import checkpoint, weights
 from gossamer.train.data import Corpus
-from gossamer.train.model import parameters_of
 from gossamer.worker.account import TraceKind
 from gossamer.worker.effects import Body, Go, Stop
 from gossamer.worker.state import State
@@ -100,7 +99,7 @@ def _simulated(
     parts: dict[int, checkpoint.Part] = {}
     if round0:
         there = checkpoint.read_manifest(folder.checkpoints, round0).parts
-        parts = {i: checkpoint.read_part(folder.checkpoints, round0, i, job.device) for i in there}
+        parts = {i: checkpoint.read_part(folder.checkpoints, round0, i, job.home) for i in there}
         for name in ("metrics.jsonl", "trace.jsonl"):
             folder.cut(name, round0)
     bodies = [job.body(i, corpus) for i in range(job.n)]
@@ -109,7 +108,7 @@ def _simulated(
         bodies[i].load_state(kept)
         assert isinstance(network, Network)
         network.restore(i, extra["network"])
-    states = [parts[i].state if i in parts else job.first_state(i, master(parameters_of(body.model))) for i, body in enumerate(bodies)]
+    states = [parts[i].state if i in parts else job.first_state(i, master(body.tree)) for i, body in enumerate(bodies)]
     absences = absences_of(job, bodies, combine, parts, round0)
     for state in states if not parts else ():  # who is there from the start
         state.roll.epochs = list(absences.roll.epochs)

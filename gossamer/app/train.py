@@ -233,7 +233,7 @@ def _run(job: Job, group: Group, folder: RunFolder, corpus: Corpus, round0: int,
     start_s = 0.0
     mine = Mine(folder, group.me, site.rank, None if group.me else loggers)
     if round0:
-        state, kept, extra = part_of(job, folder.checkpoints, round0, me, body.device, Place(site.rank, site.size), seat)
+        state, kept, extra = part_of(job, folder.checkpoints, round0, me, body.home, Place(site.rank, site.size), seat)
         body.load_state(kept)
         start_s = extra["time_s"]
         for name in STREAMS:

@@ -38,10 +38,12 @@ class Charged:
     """Of parameters that are not trained."""
     recomputed: bool = False
     """Whether a block keeps what enters it alone."""
+    offload: bool = False
+    """Whether the float32 copies of the outer step are in the host's memory."""
 
     def footprint(self, method: Method) -> Footprint:
         """The estimate of memory, for sites without a measured one."""
-        return footprint(method, self.layout, self.model, self.activation_bytes, self.frozen_bytes, self.recomputed)
+        return footprint(method, self.layout, self.model, self.activation_bytes, self.frozen_bytes, self.recomputed, self.offload)
 
 
 def costs_of(config: Config, fleet: Fleet, batch: tuple[int, ...], charged: Charged) -> Costs:

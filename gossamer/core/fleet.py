@@ -76,9 +76,16 @@ class Site:
     ranks: int = field(default=1, repr=False)
     """GPUs of each worker, over which its model and its batches are cut. Not in what tells one run from another: a run may go on with
     other rank counts."""
+    price_gpu_h: float | None = field(default=None, repr=False, compare=False)
+    """What an hour of one GPU costs, in the fleet's currency; None: not known. Prices tell no run from another."""
+    price_egress_gb: float | None = field(default=None, repr=False, compare=False)
+    """What 1e9 bytes sent to another region cost, likewise."""
 
     def __post_init__(self) -> None:
         me = f"of site {self.name!r}"
+        for key, price in (("price_gpu_h", self.price_gpu_h), ("price_egress_gb", self.price_egress_gb)):
+            if price is not None:
+                not_negative(price, f"{key} {me}")
         if self.workers < 1:
             raise BadInput(f"workers {me} is {self.workers}: expected 1 or more (leave an empty site out)")
         if not 1 <= self.ranks <= MAX_RANKS:
@@ -241,6 +248,8 @@ class Fleet:
     """What every message costs apart from rate and latency, in seconds."""
     source: str = ""
     """Where the numbers come from, for people."""
+    currency: str = field(default="USD", repr=False, compare=False)
+    """Of the sites' prices."""
     _site_of: tuple[int, ...] = field(init=False, repr=False, compare=False)
     _first: tuple[int, ...] = field(init=False, repr=False, compare=False)
     _place_of: tuple[int, ...] = field(init=False, repr=False, compare=False)

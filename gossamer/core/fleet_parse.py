@@ -1,6 +1,6 @@
 """A fleet from plain dicts (a TOML file, read by somebody else).
 
-    name = "mine"                       # optional keys of the fleet: source, message_ms, local, gpus
+    name = "mine"                       # optional keys of the fleet: source, message_ms, local, gpus, currency
     [gpus."My card"]                    # only for cards that Gossamer does not know
     tflops = 100.0                      # dense bf16
     memory_gb = 24
@@ -28,8 +28,8 @@ from gossamer.core.errors import BadInput
 from gossamer.core.fleet import LAN, Fleet, Gpu, Link, Site
 from gossamer.core.trace import LARGEST, Trace
 
-_FLEET = ("name", "source", "message_ms", "local", "gpus", "sites", "links")
-_SITE_NUMBERS = ("up_mbps", "down_mbps", "mfu", "overhead_s", "speed", "memory_limit_gb")
+_FLEET = ("name", "source", "message_ms", "local", "gpus", "sites", "links", "currency")
+_SITE_NUMBERS = ("up_mbps", "down_mbps", "mfu", "overhead_s", "speed", "memory_limit_gb", "price_gpu_h", "price_egress_gb")
 _SITE = ("name", "region", "gpu", "workers", "ranks", *_SITE_NUMBERS, "step_s", "memory_gb", "trace")
 _LINK = ("rate_mbps", "latency_ms", "rtt_ms", "jitter_ms", "loss", "window_bytes", "connections", "trace")
 
@@ -181,6 +181,8 @@ def _site(table: Any, index: int, gpus: Mapping[str, Gpu]) -> Site:
         trace=_trace(t["trace"], f"the trace of {where}") if "trace" in t else None,
         memory_gb=_points(t.get("memory_gb", []), f"memory_gb of {where}", "GB"),
         memory_limit_gb=numbers.get("memory_limit_gb"),
+        price_gpu_h=numbers.get("price_gpu_h"),
+        price_egress_gb=numbers.get("price_egress_gb"),
     )
 
 
@@ -208,4 +210,5 @@ def parse_fleet(data: Mapping[str, Any], gpus: Mapping[str, Gpu]) -> Fleet:
         local=_link(local, "local of the fleet") if local is not None else LAN,
         message_s=1e-3 * _number(top.get("message_ms", 0.0), "message_ms of the fleet"),
         source=top.get("source", "") and _text(top["source"], "source of the fleet"),
+        currency=_text(top.get("currency", "USD"), "currency of the fleet"),
     )

@@ -131,6 +131,11 @@ class TrainBody:
         return done if self.ranks is None else self._agreed(done, time.monotonic() - begin_s, self.ranks)
 
     @property
+    def home(self) -> torch.device:
+        """Of the trees; what the program makes of them is there too."""
+        return self.device
+
+    @property
     def tree(self) -> Tree:
         """Live views of the parameters."""
         return dict(self._live)
@@ -151,9 +156,12 @@ class TrainBody:
             if live is None or live.shape != value.shape:
                 has = "no such parameter" if live is None else f"shape {tuple(live.shape)}"
                 raise RunFailed(f"a tree with {name!r} of shape {tuple(value.shape)} came for a model with {has}: the models differ")
-            live.copy_(value)
+            self._set(name, value)
         if reset_inner:
             self._optimizer.state.clear()
+
+    def _set(self, name: str, value: Tensor) -> None:
+        self._live[name].copy_(value)
 
     def state(self) -> dict[str, Any]:
         """Copies: "<optimizer state>/<parameter>", "buffer/<name>" (persistent buffers), random states, cursor and

@@ -91,7 +91,7 @@ def read(folder: Path, round: int, me: int, body: TrainBody, place: Place = ALON
     Raises:
         RunFailed: it cannot be read, or is of another model.
     """
-    part = checkpoint.read_part(folder, round, me, body.device, place)
+    part = checkpoint.read_part(folder, round, me, body.home, place)
     remedy = f"put its own checkpoints back into {folder}, or remove that folder to take the state of another site"
     for name, own in body.tree.items():
         if name not in part.state.x or part.state.x[name].shape != own.shape:
@@ -130,7 +130,7 @@ def take(
         mine: what this site had before.
         drift: parameters that it had come to from there; empty: they are let go.
     """
-    part = checkpoint.read_part(folder, round, donor, body.device, place)
+    part = checkpoint.read_part(folder, round, donor, body.home, place)
     state, plan = part.state, job.method.plan
     kept = dict(mine.body if mine is not None and mine.session else part.body)
     if kept:

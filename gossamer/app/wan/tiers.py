@@ -245,5 +245,5 @@ class Hosting:
         folder = self._site.folder.checkpoints
         for seat in checkpoint.read_manifest(folder, round).parts:
             if seat >= self.job.n:
-                part = checkpoint.read_part(folder, round, seat, self.job.device)
+                part = checkpoint.read_part(folder, round, seat, self.job.home)
                 self.held[seat] = Held(ServerState.unpack(part.state, part.extra), int(part.extra["session"]), False)
