@@ -114,7 +114,10 @@ def compare(
     base: Annotated[
         Path | None, typer.Option("--base", metavar="CONFIG", help="A TOML file that all runs share.", show_default=False)
     ] = None,
-    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Runs at a time, each in a process of its own.")] = 1,
+    jobs: Annotated[
+        int | None,
+        typer.Option("--jobs", min=1, help="Runs at a time. Left out: 1; what an engine has room for.", show_default=False),
+    ] = None,
     grid: Annotated[
         list[str] | None,
         typer.Option(
@@ -131,16 +134,24 @@ def compare(
         Path | None, typer.Option("--cells", metavar="DIR", help="Where a grid's finished runs are kept.", show_default=False)
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the run folders of a grid.")] = False,
+    engine: Annotated[
+        str | None, typer.Option("--engine", metavar="NAME", help="Run a grid on ray, or on slurm.", show_default=False)
+    ] = None,
+    engine_options: Annotated[
+        list[str] | None,
+        typer.Option("--engine-option", metavar="KEY=VALUE", help="Of the engine: partition=gpu. May be repeated.", show_default=False),
+    ] = None,
 ) -> None:
     """Simulate several configurations on the same data and fleet: one table and one report; with --grid or --seeds, one table of means."""
     from gossamer.app import commands
 
-    if grid or seeds or shard or cells or keep:
+    if grid or seeds or shard or cells or keep or engine or engine_options:
         commands.compare_grid(
-            configs, sets or [], base=base, jobs=jobs, out=out, grid=grid or [], seeds=seeds, shard=shard, cells=cells, keep=keep
-        )
+            configs, sets or [], base=base, jobs=jobs or 0, out=out, grid=grid or [], seeds=seeds, shard=shard, cells=cells, keep=keep,
+            engine=engine, engine_options=engine_options or [],
+        )  # fmt: skip
     else:
-        commands.compare(configs, sets or [], base=base, jobs=jobs, out=out)
+        commands.compare(configs, sets or [], base=base, jobs=jobs or 1, out=out)
 
 
 @app.command()

@@ -24,6 +24,7 @@ from rich.console import Console
 
 from gossamer.app import corpora
 from gossamer.app.config import Config
+from gossamer.app.engines import Engine, outcomes_on
 from gossamer.app.folder import RunFolder, clean, write_atomically
 from gossamer.app.job import Job, resolve
 from gossamer.app.models import source_of
@@ -79,6 +80,7 @@ def run_cells(
     console: Console | None = None,
     shard: tuple[int, int] = (0, 1),
     keep: bool = False,
+    engine: Engine | None = None,
 ) -> list[Cell]:
     """The cells of `configs`, in their order. What is not there yet is simulated first; equal configurations are run once.
 
@@ -92,6 +94,7 @@ def run_cells(
         console: where the budget and the progress are told; None: nowhere.
         shard: (k, n) with 0 <= k < n: runs only every n-th of the missing cells, so that n machines can share the work.
         keep: keep the run folders, traces and all.
+        engine: runs them instead, on other machines; `cells` and `work` are on storage that those share.
 
     Raises:
         BadInput: a configuration that cannot work, a damaged cell.
@@ -109,11 +112,13 @@ def run_cells(
     there = {mark: cell for mark, job in by_mark.items() if (cell := read_cell(cells, mark, job.config)) is not None}
     todo = {mark: job for mark, job in by_mark.items() if mark in mine and mark not in there}
     if console:
-        console.print(budget(by_mark, there, todo, cells, processes), markup=False)
+        console.print(budget(by_mark, there, todo, cells, processes) + (f", on {engine.name}" if engine else ""), markup=False)
     unkept: dict[str, str] = {}
     if todo:
         _prepare(list(todo.values()), cells, work)
-        unkept = _run(todo, cells, work, processes, console, keep)
+        unkept = _run(todo, cells, work, processes, console, keep, engine)
+    elif engine:
+        engine.close()
     found = {mark: read_cell(cells, mark, job.config) for mark, job in by_mark.items()}
     return [
         _named(found[mark] or Cell(job.config, mark, failed=unkept.get(mark)), job.config) for mark, job in zip(marks, jobs, strict=True)
@@ -131,15 +136,17 @@ def _prepare(jobs: Sequence[Job], cells: Path, work: Path) -> None:
         job.corpus()
 
 
-def _run(todo: Mapping[str, Job], cells: Path, work: Path, processes: int, console: Console | None, keep: bool) -> dict[str, str]:
+def _run(
+    todo: Mapping[str, Job], cells: Path, work: Path, processes: int, console: Console | None, keep: bool, engine: Engine | None
+) -> dict[str, str]:
     """Runs `todo`. Returns what went wrong where no cell says it."""
     begun_s, done, tokens = time.monotonic(), 0, 0
     total = sum(map(_tokens, todo.values()))
     unkept: dict[str, str] = {}
-    watch = console is not None and console.is_terminal and processes == 1
+    watch = console is not None and console.is_terminal and processes == 1 and engine is None
     attempts = [Attempt(mark, job.config, cells, work, keep) for mark, job in todo.items()]
     try:
-        with closing(outcomes(attempts, processes, quiet=not watch)) as ended:
+        with closing(outcomes_on(engine, attempts) if engine else outcomes(attempts, processes, quiet=not watch)) as ended:
             for attempt, outcome in ended:
                 job = todo[attempt.mark]
                 done, tokens = done + 1, tokens + _tokens(job)

@@ -149,17 +149,24 @@ def compare_grid(
     shard: str | None,
     cells: Path | None,
     keep: bool,
+    engine: str | None = None,
+    engine_options: Sequence[str] = (),
 ) -> None:
-    """`gossamer compare` with --grid or --seeds."""
+    """`gossamer compare` with --grid or --seeds. `jobs` 0: one at a time, or as many as the engine has room for."""
+    from gossamer.app import engines
     from gossamer.app import grid as app
 
     if not grid and seeds is None:
-        given = next(name for name, value in (("--shard", shard), ("--cells", cells), ("--keep", keep)) if value)
+        asked = (("--shard", shard), ("--cells", cells), ("--keep", keep), ("--engine", engine), ("--engine-option", engine_options))
+        given = next(name for name, value in asked if value)
         raise BadInput(f"{given} is for grids: give --grid or --seeds too, or leave it out")
     axes = [app.axis(text) for text in grid]
     part = app.shard_of(shard) if shard else (0, 1)
     rows = app.rows_of(configs, sets, axes, seeds or 1, base)
-    app.run_grid(rows, axes, out, cells=cells, shard=part, jobs=jobs, keep=keep, console=_console())
+    if engine_options and engine is None:
+        raise BadInput(f"--engine-option {engine_options[0]} is for an engine: give --engine too, or leave it out")
+    on = engines.engine_named(engine, engine_options, jobs or None, out / "jobs") if engine else None
+    app.run_grid(rows, axes, out, cells=cells, shard=part, jobs=jobs or 1, keep=keep, console=_console(), engine=on)
 
 
 def _show_table(folders: Sequence[Path]) -> None:

@@ -23,6 +23,7 @@ from rich.console import Console
 from gossamer.app.cells import Cell, cell_path, run_cells
 from gossamer.app.compare import check_comparable
 from gossamer.app.config import Config, load, override
+from gossamer.app.engines import Engine
 from gossamer.app.folder import clean, write_atomically
 from gossamer.app.job import resolve
 from gossamer.core.errors import BadInput, RunFailed
@@ -185,6 +186,7 @@ def run_grid(
     jobs: int,
     keep: bool,
     console: Console,
+    engine: Engine | None = None,
 ) -> None:
     """Runs what is missing, prints the table and writes `out`/grid.json and `out`/index.html.
 
@@ -197,7 +199,7 @@ def run_grid(
     folder = cells or (DEFAULT_CELLS if DEFAULT_CELLS.is_dir() else out / "cells")
     configs = [config for row in rows for config in row.configs]
     work = out / "runs"
-    found = iter(run_cells(configs, cells=folder, work=work, processes=jobs, console=console, shard=shard, keep=keep))
+    found = iter(run_cells(configs, cells=folder, work=work, processes=jobs, console=console, shard=shard, keep=keep, engine=engine))
     rows = [Row(row.source, row.values, row.configs, tuple(next(found) for _ in row.configs)) for row in rows]
     if work.is_dir() and not any(work.iterdir()):
         work.rmdir()
