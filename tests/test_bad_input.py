@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
 from small_runs import corpus, flags, settings
 
 from gossamer.cli import main
+from gossamer.train import model, tokenizer
 
 NO_LINK = """
 name = "torn"
@@ -64,6 +67,8 @@ CASES = {
     "both lengths": (["run.rounds=3", "run.tokens=1000"], ["run.tokens"]),
     "unknown fleet": (['fleet.name="azure-5"'], ["azure-5", "azure-4"]),
     "unknown model": (['model.preset="tinny"', 'model.config=""'], ["tinny", "tiny"]),
+    "unknown checkpoint": (['model.checkpoint="HuggingFaceTB/SmolLM2-13M"', 'model.config=""'], ["SmolLM2-13M", "folder", "hf download"]),
+    "no such checkpoint": (['model.checkpoint="models/smolm/last"', 'model.config=""'], ["models/smolm/last", "config.json", "the hub"]),
     "wrong worker count": (["fleet.workers=3"], ["azure-4", "4", "3"]),
     "one optimizer, no rate": (['inner.name="muon"'], ["inner.lr"]),
 }
@@ -93,6 +98,77 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str], *words: st
     said = capsys.readouterr().err
     for word in words:
         assert word in said, said
+
+
+def test_a_tokenizer_that_is_not_the_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Too many symbols for the embedding; and as many as there is room for, but others than the weights know."""
+    saved, out = tmp_path / "saved", tmp_path / "run"
+    sets = settings(corpus(tmp_path / "text"), model__config='""', model__checkpoint=f'"{saved}"')
+    shape = {"model_type": "gpt2", "n_layer": 1, "n_embd": 16, "n_head": 2, "n_positions": 64}
+    for rows, kind, words in (
+        (100, "bytes", ['"bytes"', "257 symbols", str(saved), "100 rows", "Set data.tokenizer"]),
+        (257, "bpe", ['"bpe"', str(saved), "tokenizer of its own", "set data.tokenizer"]),
+    ):
+        model.build(shape, rows, seed=0).save_pretrained(saved)
+        refused(["train", "--workers", "4", *flags([*sets, f"data.tokenizer={kind}"]), "--out", str(out)], capsys, *words)
+        tokenizer.as_transformers("bytes").save_pretrained(saved)
+    assert not out.exists()
+
+
+def test_a_data_set_without_a_text_column(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table, out = tmp_path / "part-0.parquet", tmp_path / "run"
+    for columns, words in (
+        ({"id": [1, 2], "body": ["one", "two"]}, ["no column 'text'", "part-0.parquet", "id, body", "Set data.text"]),
+        ({"id": [1, 2]}, ["no column 'text'", "part-0.parquet", "id", "text"]),
+    ):
+        pq.write_table(pa.table(columns), table)
+        refused(["train", "--workers", "4", *flags(settings(table)), "--out", str(out)], capsys, *words)
+    assert not out.exists()
+
+
+def test_a_checkpoint_of_another_layout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a configuration that was changed, and of a run whose checkpoints are another one's."""
+    text = corpus(tmp_path / "text")
+    runs = [tmp_path / "one", tmp_path / "other"]
+    for out, width in zip(runs, (16, 32), strict=True):
+        shape = f'{{model_type = "gpt2", n_layer = 1, n_embd = {width}, n_head = 2, n_positions = 64}}'
+        more = {"method__name": "diloco", "fleet__name": "uniform-2", "run__rounds": 1, "plan__steps": 1, "checkpoint__every": 1}
+        assert main(["simulate", *flags(settings(text, model__config=shape, **more)), "--out", str(out)]) == 0
+    run, other = runs
+    (run / "summary.json").unlink()  # as if it had been interrupted
+    config = (run / "config.toml").read_text()
+    (run / "config.toml").write_text(config.replace("n_embd = 16", "n_embd = 32"))
+    assert (run / "config.toml").read_text() != config
+    capsys.readouterr()
+    refused(["simulate", "--resume", str(run)], capsys, "the configuration", "has changed since the run began", "put it back")
+    (run / "config.toml").write_text(config)
+    shutil.rmtree(run / "checkpoints")
+    shutil.copytree(other / "checkpoints", run / "checkpoints")
+    words = ["checkpoint of round 1", str(run), "another model", "transformer.wte.weight", "(257, 32)", "(257, 16)", "of one run together"]
+    refused(["simulate", "--resume", str(run)], capsys, *words)
+    refused(["export", str(run), "--to", str(tmp_path / "model")], capsys, *words)
+    refused(["eval", str(run), "--limit", "20"], capsys, *words)
+    facts = json.loads((run / "facts.json").read_text())
+    (run / "facts.json").write_text(json.dumps(facts | {"world": "net"}))
+    refused(["train", "--workers", "2", "--resume", str(run)], capsys, *words)
+
+
+def test_a_run_that_has_trained_nothing_yet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It has its folder, and no checkpoint."""
+    run = tmp_path / "run"
+    sets = settings(corpus(tmp_path / "text"), method__name="diloco", fleet__name="uniform-2", run__rounds=1, plan__steps=1)
+    assert main(["simulate", *flags(sets), "--out", str(run)]) == 0
+    for name in ("summary.json", "model.safetensors"):
+        (run / name).unlink()
+    shutil.rmtree(run / "checkpoints")
+    capsys.readouterr()
+    words = [str(run), "nothing is trained yet", "checkpoint.every"]
+    refused(["eval", str(run)], capsys, *words)
+    refused(["export", str(run), "--to", str(tmp_path / "model")], capsys, *words)
+    assert not (tmp_path / "model").exists() and not (run / "eval.json").exists()
 
 
 def test_an_empty_corpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

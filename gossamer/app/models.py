@@ -144,8 +144,8 @@ def check_symbols(config: Config, found: int, room: int) -> None:
         return
     if checkpoint := config.model.checkpoint:
         raise BadInput(
-            f"the tokenizer has {found} symbols, and the embedding of model.checkpoint = {checkpoint!r} has {room} rows: they do not "
-            "belong together. Set data.tokenizer to the tokenizer of the checkpoint"
+            f'data.tokenizer = "{config.data.tokenizer}" has {found} symbols, and the embedding of model.checkpoint = {checkpoint!r} has '
+            f"{room} rows: they do not belong together. Set data.tokenizer to the tokenizer of the checkpoint: its folder or its name"
         )
     raise BadInput(f"the tokenizer has {found} symbols and the model room for {room}: raise data.vocab_size")
 

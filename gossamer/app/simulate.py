@@ -21,6 +21,7 @@ from gossamer.app.progress import Progress, duration
 from gossamer.app.rollback import roll_back
 from gossamer.app.sinks import check_loggers
 from gossamer.app.summary import consensus_distance, fleet_mean, summarise
+from gossamer.app.trained import check_model
 from gossamer.core.errors import BadInput, RunFailed, Stopped
 from gossamer.core.tree import Tree, master, sha256
 from gossamer.real.signals import handling
@@ -85,6 +86,7 @@ def simulate(
         found = checkpoint.latest(resume.checkpoints)
         if found is None:
             raise BadInput(f"{resume.path} has no whole checkpoint to go on from: start a new run with --out")
+        check_model(job, resume, found)
         round0 = found
         folder = resume
     else:

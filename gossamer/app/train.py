@@ -23,6 +23,7 @@ from gossamer.app.progress import Progress, duration
 from gossamer.app.rollback import roll_back
 from gossamer.app.served import Passing, ServerHooks, processes, seats_of, serve, servers_of
 from gossamer.app.sinks import check_loggers
+from gossamer.app.trained import check_model
 from gossamer.core.errors import BadInput, RunFailed, Stopped
 from gossamer.core.inner import Muon
 from gossamer.core.tree import Tree, layout_hash, master
@@ -107,8 +108,10 @@ def launch_local(job: Job, out: Path, *, resume: bool = False, back_to: int | No
                 roll_back(RunFolder(out), back_to, job.method.since[0])
         if RunFolder(out).finished:
             return out
-    if resume and checkpoint.latest(out / "checkpoints") is None:
-        raise BadInput(f"{out} has no whole checkpoint to go on from: start a new run with another --out")
+    if resume:
+        if (found := checkpoint.latest(out / "checkpoints")) is None:
+            raise BadInput(f"{out} has no whole checkpoint to go on from: start a new run with another --out")
+        check_model(job, RunFolder(out), found)
     command = [sys.executable, "-m", "gossamer", "train", "--resume" if resume else "--out", str(out)]
     if not resume:
         command.append(str(out / "config.toml"))
@@ -182,7 +185,9 @@ def work(job: Job, out: Path, *, resume: bool = False, back_to: int | None = Non
                 group.all_equal({"round to go back to": back_to})  # that others do not look before it is done
             if folder.finished:
                 return folder.path
-        state, hooks = _run(job, group, folder, corpus, _first_round(group, folder) if resume else 0, loggers)
+        if round0 := _first_round(group, folder) if resume else 0:
+            check_model(job, folder, round0)
+        state, hooks = _run(job, group, folder, corpus, round0, loggers)
         collect(job, group, folder, hooks, state)
         if folder.finished and group.me == group.living[0]:  # where everybody's records are
             loggers.rest(folder.read_lines("metrics.jsonl"), told=0)

@@ -9,11 +9,12 @@ server's where there are servers.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gossamer.app.config import load as read_config
 from gossamer.app.folder import TOKENIZER, RunFolder
@@ -78,16 +79,35 @@ def put(model: nn.Module, tree: Tree, what: str) -> None:
         BadInput: `tree` is of another model; `what` says where it comes from.
     """
     own = parameters_of(model)
-    for name in own.keys() | tree.keys():
-        here, there = (f"shape {tuple(t[name].shape)}" if name in t else "none of that name" for t in (own, tree))
+    _check_shapes(_shapes(own), _shapes(tree), what)
+    with torch.no_grad():
+        for name, p in own.items():
+            p.copy_(tree[name])
+
+
+def check_model(job: Job, run: RunFolder, round: int) -> None:
+    """That a checkpoint of a run to resume is of the model of its configuration.
+
+    Raises:
+        BadInput: it is not.
+        RunFailed: no such round, or another release wrote it.
+    """
+    own = _shapes(parameters_of(job.outline.meta))
+    _check_shapes(own, weights.shapes_of(run.checkpoints, round), f"the checkpoint of round {round} in {run.path}")
+
+
+def _shapes(tree: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(t.shape) for name, t in tree.items()}
+
+
+def _check_shapes(own: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]], what: str) -> None:
+    for name in [*own, *(n for n in found if n not in own)]:
+        here, there = (f"shape {shapes[name]}" if name in shapes else "none of that name" for shapes in (own, found))
         if here != there:
             raise BadInput(
                 f"{what} is of another model: of {name} it has {there}, and the model of the configuration {here}. Put the checkpoints and "
                 "the config.toml of one run together"
             )
-    with torch.no_grad():
-        for name, p in own.items():
-            p.copy_(tree[name])
 
 
 def tokenizer(run: RunFolder, job: Job, longest: int | None) -> Any:

@@ -98,6 +98,24 @@ def of_checkpoint(folder: Path, round: int, workers: Sequence[int]) -> Weights:
     return Weights(tree, round, manifest.tokens, tuple(workers))
 
 
+def shapes_of(folder: Path, round: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of what is trained, as the first part of a checkpoint has it. Of its files the headers alone are read.
+
+    Raises:
+        RunFailed: no such round, or another release wrote it.
+    """
+    from safetensors import safe_open
+
+    manifest = checkpoint.read_manifest(folder, round)
+    found: dict[str, tuple[int, ...]] = {}
+    for path, _ in checkpoint.parts_of(folder, manifest, min(manifest.parts)):
+        with safe_open(path, framework="pt") as f:
+            for name in parts.about_of(f.metadata(), path)["state"]["x"]:
+                rows, *rest = f.get_slice(f"x/{name}").get_shape() or (None,)
+                found[name] = () if rows is None else (rows + (found[name][0] if name in found else 0), *rest)
+    return found
+
+
 class _Anchor:
     """The anchor in the part of one worker, the rows of its ranks put together."""
 
