@@ -20,6 +20,7 @@ from gossamer.core.tree import sha256
 from gossamer.train import corpus as text
 from gossamer.train.compute import device_named
 from gossamer.train.model import longest_sequence
+from gossamer.train.pretrained import quiet
 
 HELD_OUT = "the run's held-out text"
 _TOKENS = 2_000_000
@@ -72,23 +73,19 @@ def load(folder: Path, round: int | None = None, length: int | None = None) -> S
 
 def _pretrained(folder: Path) -> tuple[nn.Module, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils import logging
 
     if not (folder / "config.json").is_file():
         there = "is no folder" if not folder.is_dir() else "has neither config.toml nor config.json"
         raise BadInput(f"{folder} {there}: give the folder of a run, or that of a model as gossamer export and Hugging Face write them")
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
-        return model, AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        with quiet():
+            model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+            return model, AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # the library raises errors of many kinds
         said = " ".join(str(error).split())[:300]
         raise BadInput(
             f"the model in {folder} cannot be loaded ({type(error).__name__}: {said}): give a whole one, with its tokenizer"
         ) from error
-    finally:
-        logging.set_verbosity(level)
 
 
 def held_out(subject: Subject, source: str | None) -> Iterator[str]:
