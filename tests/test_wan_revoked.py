@@ -87,21 +87,31 @@ def test_a_link_ends_whoever_has_dialled(tmp_path: Path, revoked: str) -> None:
         assert links[stays].traffic()[seat].sessions == made == 1
 
 
-def test_a_link_ends_where_the_certificate_of_the_other_side_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("seen", ["by looking", "at its next call"])
+def test_a_link_ends_where_the_certificate_of_the_other_side_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: str) -> None:
     with linked(tmp_path) as (folder, _, doors, links):
         short = Identity.load(ca.issue(folder, "b", days=2, out=tmp_path / "short"))
-        again = Links(1, 2, "other", access=Doors("b", Party(TERMS, Listed(*NAMES)), short).access({0: "a"}.get), bind=None)
+
+        def dialling(run: str) -> Links:
+            return Links(1, 2, run, access=Doors("b", Party(TERMS, Listed(*NAMES)), short).access({0: "a"}.get), bind=None)
+
+        again, more = dialling("other"), dialling("third")
         there = Links(0, 2, "other", access=doors["a"].access({1: "b"}.get))
         try:
             there.add(1, Peer(None))
             again.connect({0: Peer(f"127.0.0.1:{there.port}")}, 30)
             pending = there.wire("data").recv(empty(10), 1, 8)
             monkeypatch.setattr(certificates, "now_utc", lambda: datetime.now(UTC) + timedelta(days=3))
-            doors["a"].look()
+            if seen == "by looking":
+                doors["a"].look()
+            else:
+                with pytest.raises(RunFailed, match="expired on"):
+                    more.connect({0: Peer(f"127.0.0.1:{there.port}")}, 30)
             with pytest.raises(LinkDown, match="the certificate of site b expired on"):
                 pending.wait()
             assert links["a"].links[1].session is not None, "the other certificate of that site is good"
         finally:
+            more.close()
             again.close()
             there.close()
 

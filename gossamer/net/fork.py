@@ -106,7 +106,7 @@ class Nursery:
         cwd: Path | None = None,
         given_up: Callable[[], bool] = lambda: False,
     ) -> Forked:
-        """Runs `argv`, which is `python -m MODULE ...`, in a session of its own. It dies with the nursery, and that with this process.
+        """Runs `argv`, which is `python -m MODULE ...`, in a group of its own. It dies with the nursery, and that with this process.
 
         Args:
             log: its output is added there; None: goes where that of this process goes.

@@ -138,9 +138,8 @@ async def fetch(channel: Any, ask: StateAsk, path: Path, timeout_s: float) -> St
             try:
                 return bytes(await call(request.model_dump_json().encode(), timeout=min(left_s, _CALL_S)))
             except grpc.RpcError as error:
-                if (
-                    why == "no answer" or error.code() != grpc.StatusCode.DEADLINE_EXCEEDED
-                ):  # the end of the time says less than what was said
+                late = error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+                if why == "no answer" or not late:  # the end of the time says less than what was said before
                     why = str(error.details() or error.code())
                 if error.code() in _FOR_GOOD and not getattr(error, "passing", False):
                     break

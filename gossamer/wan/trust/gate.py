@@ -214,7 +214,7 @@ class Gate:
             who = caller.site
             self._check(caller)
         except Distrusted as error:
-            self._say(error, who)
+            self._turned_away(error, who)
             raise
         with self._lock:
             self._count += 1
@@ -308,7 +308,7 @@ class Gate:
             self._check_certificate(certificate)
             return self._welcome(raw, certificate)
         except Distrusted as error:
-            self._say(error, who)
+            self._turned_away(error, who)
             raise
 
     def _welcome(self, raw: bytes, certificate: Certificate | None) -> bytes:
@@ -369,6 +369,12 @@ class Gate:
                 del self._sessions[old]
             while len(self._sessions) > MAX_SESSIONS:
                 self._sessions.popitem(last=False)
+
+    def _turned_away(self, error: Distrusted, who: str) -> None:
+        """Whoever is refused for a certificate may have calls open: they end before it can end them itself, and so with the reason."""
+        self._say(error, who)
+        if error.of_certificate:
+            self.look()
 
     def _say(self, error: Distrusted, who: str) -> None:
         if error.reason == "session":  # they end with every restart: no news
