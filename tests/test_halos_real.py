@@ -6,12 +6,12 @@ import json
 import signal
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from net_toys import Hooks, in_threads
@@ -21,6 +21,10 @@ from small_runs import flags, forked, settings
 from toy import ToyBody, toy_layout, toy_start
 from wan_toys import in_sites
 
+from gossamer.app.config import load
+from gossamer.app.folder import RunFolder
+from gossamer.app.job import resolve
+from gossamer.app.served import Keeping, last_key, part_key
 from gossamer.cli import main
 from gossamer.core.errors import RunFailed
 from gossamer.core.inner import SGD
@@ -304,6 +308,41 @@ def test_processes_of_one_region_with_one_worker_end_with_the_bits_of_the_simula
     assert [r["loss"] for r in rounds] == [r["loss"] for r in others]
     assert {json.loads(line)["worker"] for line in (tmp_path / "real/trace.jsonl").read_text().splitlines()} == {0}
     assert main(["report", str(tmp_path / "real")]) == 0
+
+
+class Posts(Counter[str]):
+    """A group as a server of one worker's region sees it: what was posted, and how often."""
+
+    me, last_round = 1, 4
+
+    def post(self, key: str, value: str) -> None:
+        self[key] += 1
+
+    def posted(self, keys: Sequence[str]) -> list[str] | None:
+        return [""] * len(keys) if all(self[key] for key in keys) else None
+
+    def posted_by(self, keys: dict[int, str]) -> dict[int, str] | None:
+        return None if self.posted([*keys.values()]) is None else dict.fromkeys(keys, "")
+
+
+def test_a_server_writes_the_round_at_which_all_stop_once_and_at_rest(text: Path, tmp_path: Path) -> None:
+    """A second writing would not be what a manifest, which may be there already, says."""
+    job = resolve(
+        load([], settings(text, method__name='"halos"', fleet__name='"uniform-1"', run__rounds=8, method__block=2, checkpoint__every=2))
+    )
+    posts = Posts()
+    keeping = Keeping(job, cast(Any, posts), RunFolder(tmp_path), 0)
+
+    def waiting() -> Program:
+        for said in ([part_key(2, 0)], [last_key(4)], [part_key(4, 0)]):
+            posts.update(said)
+            yield RecvAny(0)
+        return State(x={})
+
+    deque(keeping.watched(waiting()), maxlen=0)
+    assert posts[part_key(2, 1)] == 1 and not posts[part_key(4, 1)]
+    keeping.ended()
+    assert posts[part_key(4, 1)] == 1 and not posts[part_key(6, 1)]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["stopped", "killed"])

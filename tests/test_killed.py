@@ -79,7 +79,7 @@ def spent_s(child: Child) -> float:
 def test_killed_at_any_instant_it_resumes_and_ends_with_the_same_bits(text: Path, tmp_path: Path) -> None:
     sets = settings(
         text, method__name="gasloc", method__overlap=1.0, method__outer='"adamw"', method__outer_lr=0.01, fleet__name='"uniform-2"',
-        run__rounds=ROUNDS, checkpoint__every=1, eval__every=0, plan__steps=1, plan__batch=1,
+        run__rounds=ROUNDS, run__on_death='"stop"', checkpoint__every=1, eval__every=0, plan__steps=1, plan__batch=1,
     )  # fmt: skip
     job = resolve(load([], sets))
     out = tmp_path / "run"

@@ -110,6 +110,16 @@ def to_its_end(
     return state
 
 
+def part_key(round: int, seat: Addr) -> str:
+    """Under which a process posts the SHA-256 of its part of a checkpoint."""
+    return f"checkpoint/{round}/{seat}"
+
+
+def last_key(round: int) -> str:
+    """Under which a worker posts, before its part of the checkpoint, that all stop at this boundary."""
+    return f"checkpoint/{round}/last"
+
+
 class Keeping:
     """A server's part in the checkpoints of a run over torch.distributed.
 
@@ -162,7 +172,9 @@ class Keeping:
 
     def _look(self) -> None:
         before = range(self._job.n if self._group.me < self._job.n + self._job.servers - 1 else self._group.me)
-        while self._next is not None and self._group.posted_by({i: f"checkpoint/{self._next}/{i}" for i in before}):
+        while self._next is not None and self._group.posted_by({i: part_key(self._next, i) for i in before}):
+            if self._group.posted([last_key(self._next)]):  # it is written when all is at rest, and once: a hash of it may be in a manifest
+                return
             self._write(self._next)
             self._next = next(self._due, None)
 
@@ -170,7 +182,7 @@ class Keeping:
         state, extra = self.held.pack()
         extra["time_s"] = time.monotonic() - self._begun_s
         sha = checkpoint.write_part(self._folder, round, self._group.me, state, {}, extra)
-        self._group.post(f"checkpoint/{round}/{self._group.me}", sha)
+        self._group.post(part_key(round, self._group.me), sha)
 
     def ended(self) -> None:
         """The program has, at the end of the run or at the boundary where all stop."""

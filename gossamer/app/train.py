@@ -21,7 +21,7 @@ from gossamer.app.metrics import check_unchanged, evaluation, facts_of
 from gossamer.app.planned import begin
 from gossamer.app.progress import Progress, duration
 from gossamer.app.rollback import roll_back
-from gossamer.app.served import Passing, ServerHooks, processes, seats_of, serve, servers_of
+from gossamer.app.served import Passing, ServerHooks, last_key, part_key, processes, seats_of, serve, servers_of
 from gossamer.app.sinks import check_loggers
 from gossamer.app.trained import check_model
 from gossamer.core.errors import BadInput, RunFailed, Stopped
@@ -335,12 +335,15 @@ class NetHooks:
         elif self._due(self.job.config.eval.every, round):
             self._loss = self._judge(state.x)
             self.mine.add("metrics.jsonl", evaluation(round, worker, state.tokens, time_s, self._loss))
-        if self._due(self.job.config.checkpoint.every, round) or round == self.group.last_round:
+        last = round == self.group.last_round
+        if last:
+            self.group.post(last_key(round), str(round))
+        if last or self._due(self.job.config.checkpoint.every, round):
             assert body is not None
             self.mine.flush()
             place = Place(site.rank, site.size, self.job.ranges.rows if self.job.ranges else None)
             part = checkpoint.stage(self.folder.checkpoints, round, worker, state, body.state(), {"time_s": time_s}, place)
-            self.writer.do(lambda: self.group.post(f"checkpoint/{round}/{seat}", put(part)))
+            self.writer.do(lambda: self.group.post(part_key(round, seat), put(part)))
             self._open[round] = state.tokens
         self.close_checkpoints()
         if self.job.kills.get(worker) == round and site.rank == site.size - 1:
@@ -364,7 +367,7 @@ class NetHooks:
             done = checkpoint.newest(folder) or 0
             self._open = {round: tokens for round, tokens in self._open.items() if round > done}
         for round in sorted(self._open):
-            posted = group.posted_by({i: f"checkpoint/{round}/{i}" for i in range(group.n)}, wait=wait)
+            posted = group.posted_by({i: part_key(round, i) for i in range(group.n)}, wait=wait)
             if posted is not None:
                 places = self.job.ranges.seats if self.job.ranges else lambda w: range(w, w + 1)
                 parts = {w: [posted[s] for s in places(w)] for w in range(self.job.n) if all(s in posted for s in places(w))}
