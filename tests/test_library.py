@@ -211,9 +211,9 @@ def test_a_lost_peer_is_an_exception_or_a_record(on_lost: Any) -> None:
     method = gasloc(Setting(uniform(3, 2, 2, ToyBody.LENGTH), rounds=8, seed=5, inner=ADAM, schedule=Constant()))
 
     def job(group: Group) -> Any:
-        user = User(group, method, on_lost=on_lost).rounds(2)
+        user = User(group, method, on_lost=on_lost)
         if group.me == 2:
-            user.outer.__exit__(ValueError, ValueError("its disk is full"), None)
+            user.rounds(2).outer.__exit__(ValueError, ValueError("its disk is full"), None)
             return None
         if on_lost == "raise":
             with pytest.raises(PeerLost, match=r"worker \d is gone"):
