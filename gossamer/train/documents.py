@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.core.errors import BadInput, RunFailed
-from gossamer.train import corpus
+from gossamer.train import corpus, local_files
 
 ROWS = 256
 """Rows that are looked at together."""
@@ -34,7 +34,6 @@ KINDS = {
     ".py": "text",
 }
 """Ending of a file -> who reads it."""
-_PACKED = (".gz", ".zst", ".xz", ".bz2")
 _HUB = re.compile(r"[\w.-]+/[\w.-]+")
 _WHOLE_BYTES, _BLOCKS, _BLOCK_BYTES = 1 << 22, 64, 1 << 16
 
@@ -114,7 +113,7 @@ def kind_of(name: str) -> str | None:
     ('json', 'parquet', None)
     """
     lower = name.lower()
-    for ending in _PACKED:
+    for ending in local_files.PACKED:
         lower = lower.removesuffix(ending)
     return KINDS.get(Path(lower).suffix)
 
@@ -141,6 +140,8 @@ def open_documents(source: Source) -> Documents:
     if split is None:
         there = ", ".join(sorted(map(str, splits))) or "none"
         raise BadInput(f"the data set {name} has no split {source.split!r}, but: {there}. Set data.split to one of them")
+    if root is not None and source.at != corpus.STDLIB:
+        splits[split] = local_files.once(splits[split], name)
     try:
         stream = builder.as_streaming_dataset(split=str(split))
         columns = _columns(stream)
@@ -193,12 +194,16 @@ def _local(datasets: Any, source: Source) -> tuple[Any, str, Path]:
         if not data:
             # One file is one document: in an order that mixes the folders, of which the first are held out.
             files.sort(key=lambda file: hashlib.sha256(file.relative_to(root).as_posix().encode("utf-8", "surrogateescape")).digest())
-            said = {"train": [str(file.resolve()) for file in files]}
+            files = files if builtin else [Path(file) for file in local_files.once(map(str, files), name)]
+            said = {"train": local_files.as_they_are([file.resolve() for file in files])}
             return datasets.load_dataset_builder("text", data_files=said, sample_by="document", encoding_errors="replace"), name, root
         if path.is_dir():
+            local_files.check_folder(path.resolve())
             return datasets.load_dataset_builder(str(path.resolve()), name=source.subset or None), name, root.resolve()
-        said = {source.split: [str(path.resolve())]}
+        said = {source.split: local_files.as_they_are([path.resolve()])}
         return datasets.load_dataset_builder(data.pop(), data_files=said), name, root.resolve()
+    except BadInput:
+        raise
     except Exception as error:
         raise BadInput(f"the data set {source.at!r} cannot be opened ({_said(error)}): correct data.source or data.subset") from error
 
