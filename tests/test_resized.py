@@ -15,6 +15,7 @@ from gossamer.app.folder import RunFolder
 from gossamer.app.job import Job, resolve
 from gossamer.app.resize import resize
 from gossamer.app.resized import part_of
+from gossamer.app.rollback import roll_back
 from gossamer.app.simulate import simulate
 from gossamer.cli import main
 from gossamer.core.combine import mean
@@ -65,6 +66,18 @@ def test_a_round_that_is_not_kept_is_said(run: Path, capsys: pytest.CaptureFixtu
     assert "no whole checkpoint of round 7 to go back to: the rounds that are kept are 1, 2, 3, 4" in capsys.readouterr().err
     assert main(["simulate", "--round", "2"]) == 2
     assert "give it with --resume" in capsys.readouterr().err
+    assert files_of(run) == before
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "worker-3/rank-0.safetensors"])
+def test_a_damaged_round_is_not_gone_back_to_and_nothing_moves(run: Path, name: str) -> None:
+    file = checkpoint.round_folder(run / "checkpoints", 2) / name
+    file.write_bytes(file.read_bytes()[:-9])
+    before = files_of(run)
+    with pytest.raises(BadInput, match=rf"round 2 .*{name} is damaged.* Nothing has been moved; .* sound: 1, 3, 4"):
+        roll_back(RunFolder(run), 2)
+    with pytest.raises(BadInput, match=r"sound: 3, 4$"):
+        roll_back(RunFolder(run), 2, since=2)
     assert files_of(run) == before
 
 

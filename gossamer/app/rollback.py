@@ -25,16 +25,16 @@ _RECORDS = ("metrics.jsonl", "trace.jsonl")
 
 
 def roll_back(run: RunFolder, round: int, since: int = 0) -> Path | None:
-    """Makes `round` the last one of a run. Where it is put; None: it is that already.
+    """Makes `round` the last one of a run. Where the rest is put; None: it is that already.
 
-    The summary goes first, then checkpoints, the newest first: killed in between, the run is one that can be resumed, from a round that is
-    later than it should be.
+    The round is read through before anything moves. The summary goes first, then checkpoints, the newest first: killed in between, the run
+    is one that can be resumed, from a round that is later than it should be.
 
     Args:
         since: the round from which the run has its configuration of now.
 
     Raises:
-        BadInput: no whole checkpoint of that round, or one of before `since`.
+        BadInput: no whole checkpoint of that round, a damaged one, or one of before `since`.
         RunFailed: nothing can be written there.
     """
     folder = run.checkpoints
@@ -46,6 +46,12 @@ def roll_back(run: RunFolder, round: int, since: int = 0) -> Path | None:
         raise BadInput(
             f"the run in {run.path} has gone on with other workers since round {since}, and round {round} is of before: go back to "
             f"{since} at most; its configuration of before is in {run.path / ASIDE}"
+        )
+    if (fault := checkpoint.fault(folder, round)) is not None:
+        sound = ", ".join(str(r) for r in there if r != round and r >= since and checkpoint.fault(folder, r) is None)
+        raise BadInput(
+            f"the checkpoint of round {round} in {run.path} is no good to go back to: {fault}. Nothing has been moved; "
+            + (f"those of these rounds are sound: {sound}" if sound else "no other is sound either")
         )
     later = [r for r in checkpoint.rounds(folder) if r > round]
     if not later and not run.finished:

@@ -205,17 +205,20 @@ def latest(folder: Path) -> int | None:
     """The newest round whose manifest and parts are all sound; None where there is none. A damaged one is passed over, with a warning
     that names the damage."""
     for round in reversed(closed(folder)):
-        try:
-            manifest = read_manifest(folder, round)
-        except RunFailed as error:
-            _log.warning("The checkpoint of round %d is passed over: %s.", round, error)
-            continue
-        faults = [files.fault(path, sha) for worker in manifest.parts for path, sha in parts_of(folder, manifest, worker)]
-        fault = next((f for f in faults if f is not None), None)
-        if fault is None:
+        if (found := fault(folder, round)) is None:
             return round
-        _log.warning("The checkpoint of round %d is passed over: %s.", round, fault)
+        _log.warning("The checkpoint of round %d is passed over: %s.", round, found)
     return None
+
+
+def fault(folder: Path, round: int) -> str | None:
+    """What is wrong with a round, whose parts are all read; None if nothing."""
+    try:
+        manifest = read_manifest(folder, round)
+    except RunFailed as error:
+        return str(error)
+    faults = (files.fault(path, sha) for worker in manifest.parts for path, sha in parts_of(folder, manifest, worker))
+    return next((f for f in faults if f is not None), None)
 
 
 def newest(folder: Path) -> int | None:
