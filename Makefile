@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 DOCS   := $(VENV)/.docs
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
-JOBS   ?= 2
+JOBS   ?= 3
 
 # One thread a process: results are then the same bits everywhere, and tests that run side by side do not fight for cores.
 test demo bench: export OMP_NUM_THREADS ?= 1
@@ -26,7 +26,7 @@ $(READY): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "Gossamer needs Python 3.11 or newer, and $(PYTHON) was not found. Try: make PYTHON=/path/to/python3.11"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "Gossamer needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V 2>&1). Try: make PYTHON=python3.11"; exit 1; }
-	@echo "setting up $(VENV) (once, about a minute when the downloads are quick)"
+	@echo "setting up $(VENV) (once, one to two minutes when the downloads are quick)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
 		echo "$(PYTHON) could not make a virtual environment; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
 	@$(PIP) install "$$(grep '^torch==' constraints.txt)"
