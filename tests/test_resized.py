@@ -10,10 +10,12 @@ import pytest
 import torch
 from small_runs import settings
 
+from gossamer.app import resize as resizing
 from gossamer.app.config import load
 from gossamer.app.folder import RunFolder
 from gossamer.app.job import Job, resolve
-from gossamer.app.resize import resize
+from gossamer.app.metrics import check_unchanged, facts_of
+from gossamer.app.resize import resize, settle, settled, unchanged
 from gossamer.app.resized import part_of
 from gossamer.app.rollback import roll_back
 from gossamer.app.simulate import simulate
@@ -125,6 +127,63 @@ def test_with_other_workers_mean_tokens_and_schedule_go_on(run: Path, workers: i
     assert close(mean(anchors), x, 1e-6), "the mean of the fleet is what it was"
     if workers == 2:
         assert not close(mean([p.state.x for p in before[:2]]), x, 1e-6), "without those who left it would not be"
+
+
+class Killed(BaseException):
+    """In place of a signal."""
+
+
+def resize_killed(run: Path, job: Job, at: int, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether a change to three workers came as far as its write number `at`, where it was killed."""
+    left = [at]
+
+    def dies(real):
+        def call(*args):
+            if not left[0]:
+                raise Killed
+            left[0] -= 1
+            return real(*args)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        for name in ("write_atomically", "copy_records"):
+            patch.setattr(resizing, name, dies(getattr(resizing, name)))
+        patch.setattr(resizing.shutil, "copyfile", dies(shutil.copyfile))
+        try:
+            resize(RunFolder(run), job, 3, ["checkpoint.resize=mean"])
+        except Killed:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("whole", ["gasloc"], indirect=True)
+def test_killed_at_any_write_the_same_command_and_others_go_on(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, sets = as_real(run, 2), ["checkpoint.resize=mean"]
+    for at in range(20):
+        broken = tmp_path / f"broken-{at}"
+        shutil.copytree(run, broken)
+        killed = resize_killed(broken, old, at, monkeypatch)
+        for workers in (3, 2, 4):
+            copy = RunFolder(tmp_path / f"{at}-{workers}")
+            shutil.copytree(broken, copy.path)
+            job = resolve(load([copy.path / "config.toml"]))
+            if job.n == workers == 3:  # it is written down: what is given again says nothing new
+                assert unchanged(copy, job, sets) and not unchanged(copy, job, ["checkpoint.resize=refuse"])
+                assert not unchanged(copy, job, ["seed=9"]) and not unchanged(copy, job, ["plan.steps=2"])
+            elif job.n != workers:
+                job = resize(copy, job, workers, sets)
+            assert settled(copy, job)["run_id"] == f"{job.run_id:016x}"
+            facts = settle(copy, job)
+            check_unchanged(job, job.corpus(), facts)
+            assert copy.facts() == facts == facts_of(job, job.corpus(), "net") and job.n == workers == len(facts["steps"])
+            again = resolve(load([copy.path / "config.toml"]))
+            assert again.run_id == job.run_id
+            if again.config.checkpoint.resized:
+                assert [one[:2] for one in again.config.checkpoint.resized] == [[2, 4]], "the checkpoint is of four"
+        if not killed:
+            break
+    assert at > 6, "a kill before each write"
 
 
 def close(a: Tree, b: Tree, atol: float) -> bool:

@@ -189,7 +189,7 @@ def train(
 ) -> None:
     """`gossamer train`."""
     from gossamer.app import train as world
-    from gossamer.app.resize import resize
+    from gossamer.app.resize import resize, unchanged
 
     _check_round(resume, round)
     if world.is_worker():
@@ -204,7 +204,7 @@ def train(
             if round is not None:
                 raise BadInput(f"--round {round} goes back with the {job.n} workers of the run: do that first, then go on with {workers}")
             job = resize(run, job, workers, sets)
-        else:
+        elif not unchanged(run, job, sets):
             _without_sets(resume, sets)
     else:
         path, job = _new(configs, [*sets, *_fitted(workers, configs, sets)], out)

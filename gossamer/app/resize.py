@@ -11,6 +11,8 @@ import json
 import re
 import shutil
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from gossamer.app.config import dump, override
 from gossamer.app.config import load as read_config
@@ -24,6 +26,10 @@ from gossamer.train import checkpoint
 
 _UNIFORM = re.compile(r"uniform-\d+")
 _MAY_CHANGE = ("fleet.name", "fleet.workers", "checkpoint.resize")
+_OF_WORKERS = ("run_id", "steps", "batch")
+"""Of facts.json, what changes with them."""
+_BEFORE = "before"
+"""In facts.json while the workers are being changed: what those were."""
 
 
 def resize(run: RunFolder, job: Job, workers: int, sets: Sequence[str]) -> Job:
@@ -50,19 +56,23 @@ def resize(run: RunFolder, job: Job, workers: int, sets: Sequence[str]) -> Job:
         raise BadInput(f"{run.path} has no whole checkpoint to go on from: start a new run with another --out")
     manifest = checkpoint.read_manifest(run.checkpoints, round)
     _check_at_rest(run, job, manifest)
-    entry = [round, job.n, manifest.tokens, job.method.total_tokens]
-    new = resolve(override(config, {"checkpoint.resized": [*job.config.checkpoint.resized, entry]}))
+    before = job.config.checkpoint.resized
+    if before and before[-1][0] == round:  # nothing has come of the last change: the checkpoint is still of the workers before it
+        *before, entry = before
+    else:
+        entry = [round, job.n, manifest.tokens, job.method.total_tokens]
+    new = resolve(override(config, {"checkpoint.resized": [*before, entry]}))
     if new.n != workers:
         raise BadInput(f"--workers {workers} does not fit fleet {new.fleet.name}, which has {new.n}: give --set fleet.name=ANOTHER")
     with alone_in(run.path):
-        _record(run, new, entry)
+        _record(run, job, new, round)
     return new
 
 
 def _changed(run: RunFolder, job: Job, workers: int, sets: Sequence[str]) -> Config:
     """The configuration with the new fleet."""
     for text in sets:
-        if text.partition("=")[0].strip() not in _MAY_CHANGE:
+        if _key(text) not in _MAY_CHANGE:
             raise BadInput(
                 f"--resume {run.path} goes on with the configuration in that folder: of --set, only {', '.join(_MAY_CHANGE)} may be given"
             )
@@ -84,18 +94,61 @@ def _check_at_rest(run: RunFolder, job: Job, manifest: checkpoint.Manifest) -> N
         )
 
 
-def _record(run: RunFolder, new: Job, entry: list[int]) -> None:
-    """The folder as it was is put aside (but for checkpoints, which stay); configuration and facts are those of now."""
+def _record(run: RunFolder, old: Job, new: Job, round: int) -> None:
+    """The folder as it was is put aside (but for checkpoints, which stay); configuration and facts are those of now.
+
+    It has happened once the configuration is written. The facts come first, and until then hold what they were, too: broken off at any
+    point, the run goes on with the workers that it had, and the same command, or one with another number, does what it would have done.
+    """
     to = new_aside(run.path)
-    facts = run.facts()
+    write_atomically(to / "from.json", json.dumps({"round": round, "workers": old.n}) + "\n")
+    facts = settled(run, old)
+    was = {key: facts.get(key) for key in _OF_WORKERS}
     try:
         copy_records(run.path, to)
-        for name in ("config.toml", "facts.json"):
-            shutil.copyfile(run.path / name, to / name)
+        shutil.copyfile(run.path / "config.toml", to / "config.toml")
     except OSError as error:
         raise RunFailed(f"{to} cannot be written ({error.strerror}): free some space, and resume again") from error
-    write_atomically(to / "from.json", json.dumps({"round": entry[0], "workers": entry[1]}) + "\n")
+    _write(to, facts)
     plan = new.method.plan
-    facts |= {"run_id": f"{new.run_id:016x}", "steps": list(plan.steps), "batch": list(plan.batch)}
+    facts |= dict(zip(_OF_WORKERS, (f"{new.run_id:016x}", list(plan.steps), list(plan.batch)), strict=True))
+    _write(run.path, facts | {_BEFORE: was})
     write_atomically(run.path / "config.toml", dump(new.config))
-    write_atomically(run.path / "facts.json", json.dumps(facts, indent=2) + "\n")
+    _write(run.path, facts)
+
+
+def settled(run: RunFolder, job: Job) -> dict[str, Any]:
+    """The facts of a run; where a change of its workers was broken off, those that go with the configuration that is there.
+
+    Raises:
+        BadInput: the file is missing or damaged.
+    """
+    facts = run.facts()
+    was = facts.pop(_BEFORE, None)
+    return facts | was if isinstance(was, dict) and was.get("run_id") == f"{job.run_id:016x}" else facts
+
+
+def settle(run: RunFolder, job: Job) -> dict[str, Any]:
+    """As :func:`settled`, and the folder has them.
+
+    Raises:
+        BadInput: as there, or another process runs what is in the folder.
+    """
+    facts = settled(run, job)
+    if facts != run.facts():
+        with alone_in(run.path):
+            _write(run.path, facts)
+    return facts
+
+
+def unchanged(run: RunFolder, job: Job, sets: Sequence[str]) -> bool:
+    """Whether `sets` say what is so already: the command that has changed the workers is given again."""
+    return all(_key(text) in _MAY_CHANGE for text in sets) and read_config([run.path / "config.toml"], sets) == job.config
+
+
+def _key(text: str) -> str:
+    return text.partition("=")[0].strip()
+
+
+def _write(folder: Path, facts: dict[str, Any]) -> None:
+    write_atomically(folder / "facts.json", json.dumps(facts, indent=2) + "\n")

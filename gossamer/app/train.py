@@ -20,6 +20,7 @@ from gossamer.app.loggers import Loggers
 from gossamer.app.metrics import check_unchanged, evaluation, facts_of
 from gossamer.app.planned import begin
 from gossamer.app.progress import Progress, duration
+from gossamer.app.resize import settle, settled
 from gossamer.app.rollback import roll_back
 from gossamer.app.served import Passing, ServerHooks, last_key, part_key, processes, seats_of, serve, servers_of
 from gossamer.app.sinks import check_loggers
@@ -102,7 +103,7 @@ def launch_local(job: Job, out: Path, *, resume: bool = False, back_to: int | No
     if not resume:
         begin(out, job, facts_of(job, corpus, "net"), corpus.tokenizer)
     else:
-        check_unchanged(job, corpus, RunFolder.existing(out).facts())
+        check_unchanged(job, corpus, settle(RunFolder.existing(out), job))
         if back_to is not None:
             with alone_in(out):
                 roll_back(RunFolder(out), back_to, job.method.since[0])
@@ -178,7 +179,7 @@ def work(job: Job, out: Path, *, resume: bool = False, back_to: int | None = Non
         )
         folder = _folder(job, group, out, corpus, resume)
         if resume:
-            check_unchanged(job, corpus, folder.facts())
+            check_unchanged(job, corpus, settled(folder, job))
             if back_to is not None:
                 if group.me == 0:
                     roll_back(folder, back_to, job.method.since[0])
