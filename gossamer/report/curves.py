@@ -28,7 +28,7 @@ from gossamer.report.style import (
     time_unit,
     to_svg,
 )
-from gossamer.report.words import fixed, labels, recipe, tidy, worker_names
+from gossamer.report.words import fixed, labels, recipe, tidy, worker_name, worker_names
 
 DIRECT = 8
 """Up to this many lines carry their own names and colours; more become a grey bundle with its mean."""
@@ -228,7 +228,7 @@ def training_loss(run: Run) -> Chart | None:
                 ls=DASHES[0],
                 zorder=3 if few else 2,
             )
-            ends.append((shown[-1][0], shown[-1][1], names[worker] if worker < len(names) else f"worker {worker}", color))
+            ends.append((shown[-1][0], shown[-1][1], worker_name(names, worker), color))
         if not few:
             axes.plot(*zip(*thin(mean), strict=True), color=PALETTE[0], lw=2.2, marker="o" if len(mean) == 1 else "", zorder=4)
             ends = [(*mean[-1], f"mean of {len(series)}", PALETTE[0])]

@@ -11,7 +11,7 @@ from html import escape
 from gossamer.report.graphs import colors_of
 from gossamer.report.read import Run
 from gossamer.report.style import Chart
-from gossamer.report.words import DASH, fixed, megabytes, percent, who, worker_names
+from gossamer.report.words import DASH, fixed, megabytes, percent, who, worker_name, worker_names
 
 MOST = 24
 """Workers up to which there is a map."""
@@ -69,8 +69,8 @@ def links(run: Run) -> Chart | None:
     found = links_of(run)
     if not found or run.workers < 2:
         return None
-    names = list(worker_names(run))
-    names += [f"worker {i}" for i in range(len(names), max(max(pair) for pair in found) + 1)]
+    given = worker_names(run)
+    names = [worker_name(given, i) for i in range(max(len(given), 1 + max(map(max, found))))]
     known = {pair: share for pair, t in found.items() if (share := t.share) is not None}
     if known:
         i, j = min(known, key=lambda pair: (known[pair], pair))

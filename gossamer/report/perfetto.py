@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.report.read import Run
-from gossamer.report.words import KIND_NAMES, method_name, worker_names
+from gossamer.report.words import KIND_NAMES, method_name, worker_name, worker_names
 from gossamer.report.write import write_whole
 
 MAIN, SENDS = 1, 2
@@ -19,7 +19,7 @@ def events(run: Run) -> list[dict[str, Any]]:
     names = worker_names(run)
     out: list[dict[str, Any]] = []
     for worker in sorted({s.worker for s in run.spans}):
-        name = names[worker] if worker < len(names) else f"worker {worker}"
+        name = worker_name(names, worker)
         name = name if name == f"worker {worker}" else f"worker {worker}: {name}"
         out.append({"ph": "M", "name": "process_name", "pid": worker, "tid": MAIN, "args": {"name": name}})
         out.append({"ph": "M", "name": "process_sort_index", "pid": worker, "tid": MAIN, "args": {"sort_index": worker}})

@@ -11,7 +11,7 @@ from gossamer.report.planned import Planned
 from gossamer.report.read import Run
 from gossamer.report.records import Round
 from gossamer.report.style import Chart, bytes_unit, time_unit
-from gossamer.report.words import DASH, fixed, percent, worker_names
+from gossamer.report.words import DASH, fixed, percent, worker_name, worker_names
 
 MOST = 64
 """Workers shown."""
@@ -113,8 +113,7 @@ def table(run: Run) -> Chart | None:
             cells.append(f'<td class="num soft">{_number(pair.planned, by, digits)}</td>')
             mark = " off" if pair.off is not None and abs(pair.off) > 0.1 else ""
             cells.append(f'<td class="num{mark}">{_number(pair.measured, by, digits)}</td>')
-        name = names[line.worker] if line.worker < len(names) else f"worker {line.worker}"
-        rows.append(f'<tr><th scope="row">{escape(name)}</th>{"".join(cells)}</tr>')
+        rows.append(f'<tr><th scope="row">{escape(worker_name(names, line.worker))}</th>{"".join(cells)}</tr>')
     head = f'<tr><th scope="col" rowspan="2">worker</th>{top}</tr><tr>{below}</tr>'
     html = f'<table class="tight pairs"><thead>{head}</thead><tbody>{"".join(rows)}</tbody></table>'
     alt = _sentence(found)

@@ -9,7 +9,7 @@ from html import escape
 from gossamer.report.read import Run
 from gossamer.report.records import KINDS
 from gossamer.report.style import KIND_COLORS, Chart, time_unit
-from gossamer.report.words import KIND_NAMES, fixed, percent, worker_names
+from gossamer.report.words import KIND_NAMES, fixed, percent, worker_name, worker_names
 
 MOST_STRIPS = 16
 MOST_ROWS = 64
@@ -54,7 +54,7 @@ def time_by_round(run: Run) -> Chart | None:
         return None
     cells = cells_of(run, spans)
     names = worker_names(run)
-    titles = [names[i] if i < len(names) else f"worker {i}" for i in ids]
+    titles = [worker_name(names, i) for i in ids]
     together = any(a != b for a, b in spans)
     said = " Neighbouring rounds are put together, as means." if together else ""
     if len(ids) > MOST_STRIPS:

@@ -25,7 +25,7 @@ from gossamer.report.style import (
     time_unit,
     to_svg,
 )
-from gossamer.report.words import KIND_NAMES, fixed, labels, megabytes, percent, tidy, worker_names
+from gossamer.report.words import KIND_NAMES, fixed, labels, megabytes, percent, tidy, worker_name, worker_names
 
 MOST_ROWS = 16
 """More workers than this are drawn in groups of neighbours (bars) or left out (timeline)."""
@@ -90,7 +90,7 @@ def time_spent(run: Run) -> Chart | None:
     for group in _groups(len(every)):
         rows.append({k: sum(every[i][k] for i in group) / len(group) for k in KINDS})
         first, last = ids[group[0]], ids[group[-1]]
-        titles.append((names[first] if first < len(names) else f"worker {first}") if len(group) == 1 else f"workers {first}–{last}")
+        titles.append(worker_name(names, first) if len(group) == 1 else f"workers {first}–{last}")
     scale, unit = time_unit(max(sum(row.values()) for row in rows))
     with canvas(WIDTH_IN, 1.25 + 0.27 * max(2, len(rows))) as (figure, axes):
         kinds = _bars(axes, titles, rows, scale)
@@ -162,7 +162,7 @@ def timeline(run: Run, rounds: int = 3) -> Chart | None:
         for number in numbers[1:]:
             first = min((s.start_s for s in spans if s.round == number), default=begin)
             axes.axvline((first - begin) / scale, color=SOFT, lw=0.7, ls=(0, (2, 2)), zorder=0)
-        axes.set_yticks(range(len(shown)), [names[w] if w < len(names) else f"worker {w}" for w in shown])
+        axes.set_yticks(range(len(shown)), [worker_name(names, w) for w in shown])
         axes.tick_params(axis="y", length=0)
         axes.set_ylim(len(shown) - 0.45, -0.55)
         axes.set_xlim(0, (end - begin) / scale)
@@ -198,7 +198,7 @@ def bytes_by_worker(run: Run) -> Chart | None:
     sent, received = sent + (0,) * (count - len(sent)), received + (0,) * (count - len(received)) if received else ()
     groups = _groups(count)
     names = worker_names(run)
-    titles = [(names[g[0]] if g[0] < len(names) else f"worker {g[0]}") if len(g) == 1 else f"workers {g[0]}–{g[-1]}" for g in groups]
+    titles = [worker_name(names, g[0]) if len(g) == 1 else f"workers {g[0]}–{g[-1]}" for g in groups]
     scale, unit = bytes_unit(max([*sent, *received]))
     lanes = [(sent, PALETTE[0], "sent")] + ([(received, PALETTE[5], "received")] if received else [])
     with canvas(WIDTH_IN, 1.1 + 0.32 * max(2, len(groups))) as (figure, axes):

@@ -11,7 +11,7 @@ from pathlib import Path
 from gossamer.report.curves import curves
 from gossamer.report.read import CONFIG, METRICS, Run
 from gossamer.report.records import Round
-from gossamer.report.words import fleet_name, plain_label, worker_names
+from gossamer.report.words import fleet_name, plain_label, worker_name, worker_names
 
 RECENT = 5
 """Rounds that shares and paces are taken over."""
@@ -139,11 +139,11 @@ def standings(run: Run, planned: int | None, now_s: float) -> tuple[Standing, ..
         found.append(
             Standing(
                 worker=i,
-                name=names[i] if i < len(names) else f"worker {i}",
+                name=worker_name(names, i),
                 round=mine[-1].round if mine else 0,
                 loss=mine[-1].loss if mine and math.isfinite(mine[-1].loss) else None,
                 shares=shares,
-                waits_for="" if peer is None else names[peer] if peer < len(names) else f"worker {peer}",
+                waits_for="" if peer is None else worker_name(names, peer),
                 waited=idle[peer] / spent_s if peer is not None and spent_s > 0 else 0.0,
                 sent_bytes=sum(r.bytes_sent for r in mine) * run.bytes_charge,
                 state=_state(run, i, mine, front, planned, now_s),

@@ -11,7 +11,7 @@ from gossamer.report.read import Run
 from gossamer.report.records import KINDS, Span
 from gossamer.report.spent import timeline
 from gossamer.report.style import KIND_COLORS, Chart
-from gossamer.report.words import KIND_NAMES, worker_names
+from gossamer.report.words import KIND_NAMES, worker_name, worker_names
 
 MOST_SPANS = 40_000
 MOST_WORKERS = 64
@@ -66,7 +66,7 @@ def as_json(run: Run, spans: list[Span], ids: list[int], note: str) -> str:
         at = round((s.start_s - begin_s) / unit_s)
         firsts[s.round] = min(at, firsts.get(s.round, at))
     told = {
-        "names": [names[i] if i < len(names) else f"worker {i}" for i in ids],
+        "names": [worker_name(names, i) for i in ids],
         "kinds": [[kind, KIND_NAMES[kind], KIND_COLORS[kind]] for kind in kinds],
         "begin_s": begin_s,
         "unit_s": unit_s,

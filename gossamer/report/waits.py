@@ -8,7 +8,7 @@ from html import escape
 
 from gossamer.report.read import Run
 from gossamer.report.style import Chart, time_unit
-from gossamer.report.words import fixed, percent, who, worker_names
+from gossamer.report.words import fixed, percent, who, worker_name, worker_names
 
 MOST = 16
 """Workers up to which there is a matrix."""
@@ -34,8 +34,8 @@ def matrix(run: Run) -> Chart | None:
     found = waits(run)
     if not found or run.workers < 2:
         return None
-    names = list(worker_names(run))
-    names += [f"worker {i}" for i in range(len(names), max(max(pair) for pair in found) + 1)]
+    given = worker_names(run)
+    names = [worker_name(given, i) for i in range(max(len(given), 1 + max(map(max, found))))]
     total = sum(a + b for a, b, _ in found.values())
     (i, j), (straggler_s, network_s, count) = max(found.items(), key=lambda item: (item[1][0] + item[1][1], item[0]))
     scale, unit = time_unit(straggler_s + network_s)

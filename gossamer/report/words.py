@@ -166,6 +166,15 @@ def worker_names(run: Run) -> tuple[str, ...]:
     return tuple(f"{name} #{i}" if many[name] > 1 else name for i, name in enumerate(names))
 
 
+def worker_name(names: Sequence[str], worker: int) -> str:
+    """The name of a worker, also of one that the run was not begun with.
+
+    >>> worker_name(["H100"], 0), worker_name(["H100"], 3)
+    ('H100', 'worker 3')
+    """
+    return names[worker] if worker < len(names) else f"worker {worker}"
+
+
 def who(name: str) -> str:
     """A worker as prose names it.
 
@@ -316,7 +325,7 @@ def sentence(run: Run) -> str:
         longest = max(share.workers, default=0.0)
         if len(share.workers) > 1 and longest >= 0.0005:
             most = share.workers.index(longest)
-            parts.append(f"{who(names[most] if most < len(names) else f'worker {most}')} waited most for {why}, {percent(longest)} %")
+            parts.append(f"{who(worker_name(names, most))} waited most for {why}, {percent(longest)} %")
         elif share.mean >= 0.0005:
             parts.append(f"{percent(share.mean)} % went to waiting for {why}")
     where = f" on {fleet}" if fleet else f" on {run.workers} worker{'s' * (run.workers != 1)}"
