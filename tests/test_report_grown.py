@@ -19,6 +19,7 @@ from gossamer.report.links import links, links_of
 from gossamer.report.read import Run
 from gossamer.report.reality import lines, table
 from gossamer.report.rounds import MOST_COLUMNS, cells_of, columns, time_by_round
+from gossamer.report.style import PALETTE, channels, luminance, on
 from gossamer.report.timeline import fitting, zoomable
 from gossamer.report.waits import matrix, waits
 
@@ -110,6 +111,10 @@ def test_colours_are_readable_on_a_dark_page() -> None:
     assert themed('<i style="background:#d55e00"></i>') == '<i style="background:var(--cd55e00,#d55e00)"></i>'
     assert themed('<use xlink:href="#abcdef"/>') == '<use xlink:href="#abcdef"/>'
     assert on_dark("#000000") > "#707070"
+    for fill in PALETTE:  # and what is written on a coloured shape, on a light page and on a dark one
+        for turned in (str, on_dark):
+            low, high = sorted(luminance(channels(turned(color))) for color in (fill, on(fill)))
+            assert (high + 0.05) / (low + 0.05) > 3.4, fill
 
 
 def unfinished(folder: Path, split: bool) -> Path:

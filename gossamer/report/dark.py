@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from gossamer.report.style import GRID, INK, SOFT
+from gossamer.report.style import DARK_TEXT, GRID, INK, READABLE, SOFT, as_color, channels, luminance
 
 CARD = "#1b222a"
 """What charts lie on."""
-_FIXED = {INK: "#e6ebf0", SOFT: "#a3afba", GRID: "#303a44", "#9aa5af": "#66727d", "#ffffff": CARD, "#b4bcc4": "#5c6873"}
+_FIXED = {INK: "#e6ebf0", SOFT: "#a3afba", GRID: "#303a44", "#9aa5af": "#66727d", "#ffffff": CARD, DARK_TEXT: CARD, "#b4bcc4": "#5c6873"}
 _COLOR = re.compile(r"((?:fill|stroke|background|background-color)\s*[:=]\s*\"?\s*)(#[0-9a-f]{6})\b")
-_LEAST = 4.5
 
 
 def themed(html: str) -> str:
@@ -29,21 +28,15 @@ def variables(pages: Iterable[str]) -> str:
     return " ".join(f"--c{color}: {on_dark('#' + color)};" for color in found)
 
 
-def _light(channels: Iterable[float]) -> float:
-    r, g, b = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b
-
-
 def on_dark(color: str) -> str:
-    """The colour, made lighter until it stands out from a dark card (contrast 4.5).
+    """The colour, made lighter until it stands out from a dark card.
 
     >>> on_dark("#f3c14b"), on_dark("#0072b2") != "#0072b2"
     ('#f3c14b', True)
     """
     if color in _FIXED:
         return _FIXED[color]
-    rgb = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    card = _light([int(CARD[i : i + 2], 16) / 255 for i in (1, 3, 5)])
-    while (_light(rgb) + 0.05) / (card + 0.05) < _LEAST:
+    rgb, card = channels(color), luminance(channels(CARD))
+    while (luminance(rgb) + 0.05) / (card + 0.05) < READABLE:
         rgb = [c + 0.05 * (1 - c) for c in rgb]
-    return "#" + "".join(f"{round(255 * c):02x}" for c in rgb)
+    return as_color(rgb)

@@ -9,7 +9,7 @@ from html import escape
 from typing import TypeAlias
 
 from gossamer.report.read import Run
-from gossamer.report.style import INK, PALETTE, SOFT, Chart, ink
+from gossamer.report.style import PALETTE, SOFT, Chart, legend, on
 from gossamer.report.words import tidy
 
 ROUNDS = 8
@@ -63,17 +63,16 @@ def graphs(run: Run) -> Chart | None:
     same = len({tuple(sorted(edges)) for edges in found.values()}) == 1
     if same:
         first = dict([next(iter(first.items()))])
-    colors, legend = colors_of(run)
+    colors, regions = colors_of(run)
     present = {t: {r.worker for r in run.rounds if r.round == t} for t in first}
     pictures = [_picture(n, edges, colors, present[t], f"round {t}" if not same else "every round") for t, edges in first.items()]
     if len(first) > 1:
         counts = Counter(pair for edges in first.values() for pair in edges)
         together = {pair: count / len(first) for pair, count in counts.items()}
         pictures.append(_picture(n, together, colors, set(range(n)), f"rounds {min(first)}–{max(first)}"))
-    keys = "".join(f'<span><i class="dot" style="background:{color}"></i>{escape(name)}</span>' for name, color in legend)
-    below = f'<p class="regions">{keys}</p>' if len(legend) > 1 else ""
+    below = legend(regions, round=True) if len(regions) > 1 else ""
     svg = f'<div><div class="graphs">{"".join(pictures)}</div>{below}</div>'
-    return Chart("graphs", "Who mixed with whom", _caption(run, found, same, len(legend) > 1), _alt(first), svg, wide=True, flows=True)
+    return Chart("graphs", "Who mixed with whom", _caption(run, found, same, len(regions) > 1), _alt(first), svg, wide=True, flows=True)
 
 
 def _caption(run: Run, found: Mapping[int, Edges], same: bool, regions: bool) -> str:
@@ -103,9 +102,10 @@ def colors_of(run: Run) -> tuple[list[str], list[tuple[str, str]]]:
     return [color[r] for r in regions], list(color.items())
 
 
-def _place(i: int, n: int) -> tuple[float, float]:
+def place(i: int, n: int, size: float = _SIZE, radius: float = _RADIUS) -> tuple[float, float]:
+    """Where worker i of n is, on a circle in a square of that size."""
     angle = 2 * math.pi * i / n - math.pi / 2
-    return _SIZE / 2 + _RADIUS * math.cos(angle), _SIZE / 2 + _RADIUS * math.sin(angle)
+    return size / 2 + radius * math.cos(angle), size / 2 + radius * math.sin(angle)
 
 
 def _picture(n: int, edges: Edges, colors: Sequence[str], present: set[int], title: str) -> str:
@@ -113,7 +113,7 @@ def _picture(n: int, edges: Edges, colors: Sequence[str], present: set[int], tit
     drawn = []
     heavy = max(edges.values(), default=1.0)
     for (i, j), w in sorted(edges.items(), key=lambda item: item[1]):
-        (x1, y1), (x2, y2) = _place(i, n), _place(j, n)
+        (x1, y1), (x2, y2) = place(i, n), place(j, n)
         bend = 0.22  # towards the centre, so that lines between neighbours of neighbours come apart
         cx, cy = ((x1 + x2) / 2 * (1 - bend) + _SIZE / 2 * bend), ((y1 + y2) / 2 * (1 - bend) + _SIZE / 2 * bend)
         color = colors[i] if colors[i] == colors[j] and len(set(colors)) > 1 else "#5b7c99"
@@ -123,13 +123,13 @@ def _picture(n: int, edges: Edges, colors: Sequence[str], present: set[int], tit
             f'stroke-width="{width:.2f}" stroke-opacity="{0.3 + 0.6 * w / heavy:.2f}"/>'
         )
     for i in range(n):
-        x, y = _place(i, n)
+        x, y = place(i, n)
         here = i in present
         fill, line = (colors[i], "#ffffff") if here else ("#ffffff", SOFT)
         dash = "" if here else ' stroke-dasharray="2 1.5"'
         drawn.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}" fill="{fill}" stroke="{line}" stroke-width="1.2"{dash}/>')
         if n <= NUMBERED:
-            text = SOFT if not here else "#ffffff" if ink(fill) == fill else INK
+            text = on(fill) if here else SOFT
             drawn.append(f'<text x="{x:.1f}" y="{y + 2.9:.1f}" fill="{text}" font-size="8.2" text-anchor="middle">{i}</text>')
     label = escape(f"Graph of {title}")
     return (

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from gossamer.report.graphs import colors_of
+from gossamer.report.graphs import colors_of, place
 from gossamer.report.read import Run
-from gossamer.report.style import Chart
+from gossamer.report.style import Chart, legend, on
 from gossamer.report.words import DASH, fixed, megabytes, percent, who, worker_name, worker_names
 
 MOST = 24
@@ -101,16 +101,12 @@ def _map(run: Run, found: Links, alt: str) -> str:
     n = max(run.workers, max(max(pair) for pair in found) + 1)
     size, radius, dot = 340.0, 132.0, 13.0 if n <= 12 else 9.0
     colors = colors_of(run)[0]
-    colors = [*colors, *["#5b7c99"] * (n - len(colors))]
+    colors = [*colors, *[_UNKNOWN] * (n - len(colors))]
     fastest = max(t.mbps for t in found.values())
-
-    def place(i: int) -> tuple[float, float]:
-        angle = 2 * math.pi * i / n - math.pi / 2
-        return size / 2 + radius * math.cos(angle), size / 2 + radius * math.sin(angle)
 
     drawn = []
     for (i, j), t in found.items():
-        (x1, y1), (x2, y2) = place(i), place(j)
+        (x1, y1), (x2, y2) = place(i, n, size, radius), place(j, n, size, radius)
         dx, dy = x2 - x1, y2 - y1
         length = math.hypot(dx, dy) or 1.0
         ux, uy = dx / length, dy / length
@@ -126,18 +122,15 @@ def _map(run: Run, found: Links, alt: str) -> str:
             f'<path d="M{x2:.1f} {y2:.1f}{"".join(f"L{x:.1f} {y:.1f}" for x, y in tips)}z" fill="{color}"/>'
         )
     for i in range(n):
-        x, y = place(i)
+        x, y = place(i, n, size, radius)
         drawn.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{dot:.0f}" fill="{colors[i]}" class="s-card" stroke-width="2"/>')
         drawn.append(
-            f'<text x="{x:.1f}" y="{y + 4:.1f}" fill="#ffffff" font-size="{11 if n <= 12 else 8.5}" text-anchor="middle">{i}</text>'
+            f'<text x="{x:.1f}" y="{y + 4:.1f}" fill="{on(colors[i])}" font-size="{11 if n <= 12 else 8.5}" text-anchor="middle">{i}</text>'
         )
-    keys = "".join(
-        f'<span><i class="dot sq" style="background:{color}"></i>{text}</span>'
-        for (_, color), text in zip(SHADES, ("below 25 %", "to 50 %", "to 75 %", "above 75 % of nominal"), strict=True)
-    )
+    keys = zip(("below 25 %", "to 50 %", "to 75 %", "above 75 % of nominal"), (color for _, color in SHADES), strict=True)
     return (
         f'<div class="map"><svg role="img" aria-label="{escape(alt)}" viewBox="0 0 {size:.0f} {size:.0f}">{"".join(drawn)}</svg>'
-        f'<p class="regions">{keys}</p></div>'
+        f"{legend(keys)}</div>"
     )
 
 

@@ -8,7 +8,7 @@ from html import escape
 
 from gossamer.report.read import Run
 from gossamer.report.records import KINDS
-from gossamer.report.style import KIND_COLORS, Chart, time_unit
+from gossamer.report.style import KIND_COLORS, Chart, legend, time_unit
 from gossamer.report.words import KIND_NAMES, fixed, percent, worker_name, worker_names
 
 MOST_STRIPS = 16
@@ -84,8 +84,9 @@ def time_by_round(run: Run) -> Chart | None:
     means = {kind: sum(found[kind] for found in cells.values()) / sum(sum(found.values()) for found in cells.values()) for kind in kinds}
     alt = "Time by worker and round: in the mean " + ", ".join(f"{KIND_NAMES[k]} {percent(v)} %" for k, v in means.items()) + "."
     svg = _svg(alt, bottom + 20, drawn)
+    keys = legend((KIND_NAMES[k], KIND_COLORS[k]) for k in kinds)
     caption = f"A strip a worker, a column a round; the tallest is {fixed(highest / scale, 2)} {unit}, the same scale for all.{said}"
-    return Chart("time-by-round", "Where the time went, round by round", caption, alt, f"<div>{legend(kinds)}{svg}</div>", wide=True)
+    return Chart("time-by-round", "Where the time went, round by round", caption, alt, f"<div>{keys}{svg}</div>", wide=True)
 
 
 def _shades(run: Run, cells: Cells, ids: Sequence[int], titles: Sequence[str], spans: Sequence[tuple[int, int]], said: str) -> Chart:
@@ -131,9 +132,3 @@ def _axis(spans: Sequence[tuple[int, int]], step: float, y: float) -> str:
 def _svg(alt: str, height: float, drawn: Sequence[str]) -> str:
     label = escape(alt)
     return f'<svg role="img" aria-label="{label}" viewBox="0 0 {_WIDTH:.0f} {height:.0f}" font-size="10">{"".join(drawn)}</svg>'
-
-
-def legend(kinds: Sequence[str]) -> str:
-    """Kinds of time with their colours, as a line of HTML."""
-    keys = "".join(f'<span><i class="dot sq" style="background:{KIND_COLORS[k]}"></i>{KIND_NAMES[k]}</span>' for k in kinds)
-    return f'<p class="regions">{keys}</p>'

@@ -6,9 +6,10 @@ import io
 import math
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from html import escape
 from itertools import count
 from typing import Any
 
@@ -20,6 +21,10 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 INK, SOFT, GRID = "#1f2933", "#5a6772", "#e3e7eb"
+DARK_TEXT = "#1b222a"
+"""On light shapes; dark on a dark page too, where the shapes are light."""
+READABLE = 4.5
+"""The least contrast of text."""
 KIND_COLORS = {
     "compute": "#2a78b5",
     "encode": "#7cc3e8",
@@ -114,20 +119,36 @@ def run_styles(methods: Sequence[object], recipes: Sequence[Hashable]) -> list[t
 
 
 def ink(color: str) -> str:
-    """The colour, darkened where text in it would be hard to read on white (contrast below 4.5).
+    """The colour, darkened where text in it would be hard to read on white.
 
     >>> ink("#0072b2"), ink("#e69f00") < "#e69f00"
     ('#0072b2', True)
     """
-    rgb = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-
-    def contrast(channels: Sequence[float]) -> float:
-        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-        return 1.05 / (0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] + 0.05)
-
-    while contrast(rgb) < 4.5:
+    rgb = channels(color)
+    while 1.05 / (luminance(rgb) + 0.05) < READABLE:
         rgb = [0.96 * c for c in rgb]
+    return as_color(rgb)
+
+
+def on(fill: str) -> str:
+    """The colour of text on a filled shape: white, where that can be read."""
+    return "#ffffff" if ink(fill) == fill else DARK_TEXT
+
+
+def channels(color: str) -> list[float]:
+    """Red, green and blue of a colour such as "#0072b2", each from 0 to 1."""
+    return [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+
+
+def as_color(rgb: Iterable[float]) -> str:
+    """As :func:`channels` reads it."""
     return "#" + "".join(f"{round(255 * c):02x}" for c in rgb)
+
+
+def luminance(rgb: Iterable[float]) -> float:
+    """Relative luminance, 0 to 1, as the Web Content Accessibility Guidelines have it; the contrast of two is that of l + 0.05."""
+    r, g, b = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in rgb)
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b
 
 
 @contextmanager
@@ -265,3 +286,10 @@ def swatches(figure: Figure, items: Sequence[tuple[str, str]]) -> None:
         handletextpad=0.5,
         borderpad=0.2,
     )
+
+
+def legend(items: Iterable[tuple[str, str]], round: bool = False) -> str:
+    """Names with their colours, as a line of HTML. `round`: dots, not squares."""
+    kind = "dot" if round else "dot sq"
+    keys = "".join(f'<span><i class="{kind}" style="background:{color}"></i>{escape(name)}</span>' for name, color in items)
+    return f'<p class="regions">{keys}</p>'
