@@ -13,19 +13,7 @@ from typing import Any
 from gossamer.core.errors import BadInput
 from gossamer.report.planned import PLAN, Planned, planned_of
 from gossamer.report.read import CONFIG, CONSENSUS, METRICS, SUMMARY, TRACE, Run, config_of
-from gossamer.report.records import (
-    Close,
-    Evaluation,
-    Event,
-    Replanned,
-    Round,
-    evaluation_of,
-    lines,
-    plan_of,
-    round_of,
-    seconds_of,
-    span_of,
-)
+from gossamer.report.records import Close, Evaluation, Event, Round, Told, lines, span_of, told_of
 
 
 def files(folder: Path) -> list[Path]:
@@ -63,21 +51,15 @@ def load(folder: Path | str, spans: bool = True) -> Run:
         raise BadInput(f"{str(folder)!r} {what}; give the folder that a run writes to")
     config, planned = config_of(folder / CONFIG), planned_of(folder)
     metrics, trace = _records(folder, METRICS), _records(folder, TRACE) if spans else []
-    rounds = [round_of(e) for e in metrics if e.get("kind") == "round"]
-    closes = [Close(e.whole("worker"), seconds_of(e)) for e in metrics if e.get("kind") == "close"]
-    evaluations = [evaluation_of(e) for e in metrics if e.get("kind") == "eval"]
-    plans: list[Replanned] = [plan_of(e) for e in metrics if e.get("kind") == "plan"]
+    told = told_of(metrics)
     members = [e for e in metrics if e.get("kind") == "members"]
     absent = list(max(members, key=lambda e: e.whole("round"))["absent"]) if members else []
     return Run(
         folder=folder,
         config=config,
-        summary=_so_far(folder, config, planned, rounds, closes, evaluations, absent),
-        rounds=tuple(rounds),
-        closes=tuple(closes),
-        evaluations=tuple(evaluations),
+        summary=_so_far(folder, config, planned, told, absent),
+        **told._asdict(),
         spans=tuple(span_of(e) for e in trace),
-        plans=tuple(plans),
         agreement=None,
         planned=planned,
         torn=(),  # lines are being written: not worth a word
@@ -105,13 +87,11 @@ def _so_far(
     folder: Path,
     config: Mapping[str, Any],
     planned: Planned | None,
-    rounds: Sequence[Round],
-    closes: Sequence[Close],
-    evaluations: Sequence[Evaluation],
+    told: Told,
     absent: Sequence[int],
 ) -> dict[str, Any]:
     """What a summary would say by now."""
-    facts = _facts(folder)
+    facts, (rounds, closes, evaluations, _) = _facts(folder), told
     seen = {r.worker for r in rounds}
     n = planned.workers if planned else max([len(facts.get("steps") or ()), *(i + 1 for i in seen)], default=1)
     seconds: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))

@@ -22,7 +22,7 @@ from typing import Any
 
 from gossamer.core.errors import BadInput
 from gossamer.report.planned import Planned, planned_of
-from gossamer.report.records import Close, Evaluation, Replanned, Round, Span, evaluation_of, lines, plan_of, round_of, seconds_of, span_of
+from gossamer.report.records import Close, Evaluation, Replanned, Round, Span, lines, span_of, told_of
 
 CONFIG, METRICS, TRACE, SUMMARY = "config.toml", "metrics.jsonl", "trace.jsonl", "summary.json"
 CONSENSUS = "consensus.json"
@@ -107,11 +107,8 @@ class Run:
             folder=folder,
             config=config_of(folder / CONFIG),
             summary=_summary(folder / SUMMARY),
-            rounds=tuple(round_of(e) for e in metrics if e.get("kind") == "round"),
-            closes=tuple(Close(e.whole("worker"), seconds_of(e)) for e in metrics if e.get("kind") == "close"),
-            evaluations=tuple(evaluation_of(e) for e in metrics if e.get("kind") == "eval"),
+            **told_of(metrics)._asdict(),
             spans=tuple(span_of(e) for e in trace),
-            plans=tuple(plan_of(e) for e in metrics if e.get("kind") == "plan"),
             agreement=_agreement(folder / CONSENSUS),
             planned=planned_of(folder),
             torn=tuple(name for name, torn in ((METRICS, torn_metrics), (TRACE, torn_trace)) if torn),

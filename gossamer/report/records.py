@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gossamer.core.errors import BadInput
 
@@ -183,6 +184,28 @@ def evaluation_of(e: Event) -> Evaluation:
     worker = None if e["worker"] == "fleet" else e.whole("worker")
     apart = e.num("consensus_distance") if e.get("consensus_distance") is not None else None
     return Evaluation(e.whole("round"), worker, e.whole("tokens"), e.num("time_s"), e.num("loss"), apart)
+
+
+class Told(NamedTuple):
+    """What metrics.jsonl says, by kind."""
+
+    rounds: tuple[Round, ...]
+    closes: tuple[Close, ...]
+    evaluations: tuple[Evaluation, ...]
+    plans: tuple[Replanned, ...]
+
+
+def told_of(metrics: Iterable[Event]) -> Told:
+    """All records of these kinds, in their order."""
+    kinds: dict[Any, list[Event]] = defaultdict(list)
+    for e in metrics:
+        kinds[e.get("kind")].append(e)
+    return Told(
+        tuple(round_of(e) for e in kinds["round"]),
+        tuple(Close(e.whole("worker"), seconds_of(e)) for e in kinds["close"]),
+        tuple(evaluation_of(e) for e in kinds["eval"]),
+        tuple(plan_of(e) for e in kinds["plan"]),
+    )
 
 
 def span_of(e: Event) -> Span:
