@@ -118,11 +118,12 @@ def test_colours_are_readable_on_a_dark_page() -> None:
 
 
 def unfinished(folder: Path, split: bool) -> Path:
-    """The run as it is while it goes on: without a summary; of a real run the records are its workers'."""
+    """The run as it is while it goes on: without a summary; of a real run the records are its workers', beside those of when it was last
+    stopped."""
     (folder / "summary.json").unlink()
     for name in ("metrics.jsonl", "trace.jsonl") if split else ():
         records = read_lines(folder / name)
-        (folder / name).unlink()
+        write_lines(folder / name, [r for r in records if r["round"] < 2])
         for i in {r["worker"] for r in records} - {"fleet"}:
             own = folder / "workers" / str(i)
             own.mkdir(parents=True, exist_ok=True)
@@ -151,6 +152,18 @@ def test_a_run_that_goes_on_is_read_as_far_as_it_is(tmp_path: Path, split: bool)
         assert found.number("final_loss") == whole.number("final_loss")
     os.truncate(metrics, metrics.stat().st_size - 3)
     assert live.load(folder).rounds == found.rounds
+
+
+def test_a_run_that_goes_on_with_other_workers_is_theirs(tmp_path: Path) -> None:
+    """Its plan is of four; what those who left had written is still there."""
+    folder = unfinished(make_plan(make_run(tmp_path / "a", rounds=3)), split=True)
+    own = folder / "workers" / "5"
+    own.mkdir()
+    write_lines(own / "metrics.jsonl", [r | {"worker": 5} for r in read_lines(folder / "workers" / "0" / "metrics.jsonl")])
+    for n, seen in ((6, {0, 1, 2, 3, 5}), (2, {0, 1})):
+        (folder / "facts.json").write_text(json.dumps({"world": "net", "steps": [1] * n}))
+        found = live.load(folder)
+        assert found.workers == n == len(found.bytes_sent) and {r.worker for r in found.rounds} == seen
 
 
 def test_a_run_that_has_just_begun_is_none_the_less_one(tmp_path: Path) -> None:

@@ -49,15 +49,16 @@ def load(folder: Path | str, spans: bool = True) -> Run:
     if not (folder / CONFIG).is_file():
         what = "is not a run folder: it has no config.toml" if folder.is_dir() else "is not a folder"
         raise BadInput(f"{str(folder)!r} {what}; give the folder that a run writes to")
-    config, planned = config_of(folder / CONFIG), planned_of(folder)
-    metrics, trace = _records(folder, METRICS), _records(folder, TRACE) if spans else []
+    config, planned, facts = config_of(folder / CONFIG), planned_of(folder), _facts(folder)
+    n = len(facts.get("steps") or ()) or (planned.workers if planned else 0)
+    metrics, trace = _records(folder, METRICS, n), _records(folder, TRACE, n) if spans else []
     told = told_of(metrics)
     members = [e for e in metrics if e.get("kind") == "members"]
     absent = list(max(members, key=lambda e: e.whole("round"))["absent"]) if members else []
     return Run(
         folder=folder,
         config=config,
-        summary=_so_far(folder, config, planned, told, absent),
+        summary=_so_far(config, planned, facts, n, told, absent),
         **told._asdict(),
         spans=tuple(span_of(e) for e in trace),
         agreement=None,
@@ -67,12 +68,20 @@ def load(folder: Path | str, spans: bool = True) -> Run:
     )
 
 
-def _records(folder: Path, name: str) -> list[Event]:
-    """Of the whole run where it has been put together; else of each worker, the first of its ranks alone, in the order of time."""
-    if (folder / name).is_file():
-        return lines(folder / name)[0]
-    found = [e for path in sorted((folder / "workers").glob(f"*/{name}")) for e in lines(path)[0] if not e.get("rank")]
-    return sorted(found, key=lambda e: float(e.get("time_s", e.get("start_s")) or 0.0))
+def _records(folder: Path, name: str, n: int) -> list[Event]:
+    """Of each of n workers (0: of all), the first of its ranks alone, in the order of time; where they have none of their own, of the run.
+
+    Those of the run are no newer: they are put together when it stops, and are what they were when it goes on. Workers from n on have left.
+    """
+    own = sorted((folder / "workers").glob(f"*/{name}"))
+    paths = own or [path for path in [folder / name] if path.is_file()]
+    found = [e for path in paths for e in lines(path)[0] if not e.get("rank") and not (n and _number(e) >= n)]
+    return sorted(found, key=lambda e: float(e.get("time_s", e.get("start_s")) or 0.0)) if own else found
+
+
+def _number(e: Event) -> int:
+    """Of the worker; -1: of the fleet."""
+    return worker if isinstance(worker := e.get("worker"), int) else -1
 
 
 def _facts(folder: Path) -> Mapping[str, Any]:
@@ -84,16 +93,17 @@ def _facts(folder: Path) -> Mapping[str, Any]:
 
 
 def _so_far(
-    folder: Path,
     config: Mapping[str, Any],
     planned: Planned | None,
+    facts: Mapping[str, Any],
+    n: int,
     told: Told,
     absent: Sequence[int],
 ) -> dict[str, Any]:
-    """What a summary would say by now."""
-    facts, (rounds, closes, evaluations, _) = _facts(folder), told
+    """What a summary would say by now. `n`: workers; 0: those that are seen."""
+    rounds, closes, evaluations, _ = told
     seen = {r.worker for r in rounds}
-    n = planned.workers if planned else max([len(facts.get("steps") or ()), *(i + 1 for i in seen)], default=1)
+    n = n or max((i + 1 for i in seen), default=1)
     seconds: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     sent, received, tokens, wall, done = [0] * n, [0] * n, [0] * n, [0.0] * n, [0] * n
     for r in rounds:
