@@ -20,6 +20,7 @@ from typing import Any
 
 from gossamer.core.errors import BadInput, RunFailed
 from gossamer.train import corpus, local_files
+from gossamer.train.local_files import said
 
 ROWS = 256
 """Rows that are looked at together."""
@@ -66,6 +67,10 @@ class Documents:
     """SHA-256 of what they are: of local files their names, sizes and content, of hub files their names and commit."""
     stream: Any
     """A `datasets.IterableDataset`."""
+    paths: tuple[str, ...] = ()
+    """The files' names, where each is a shard of the stream."""
+    columns: tuple[str, ...] = ()
+    """Those that every file has to keep to; none where the library does not hold on to any."""
 
     @cached_property
     def files(self) -> int:
@@ -76,9 +81,10 @@ class Documents:
         """(number of the first row, texts of some rows) of a file, from row `skip` on.
 
         Raises:
-            RunFailed: they can no longer be read.
+            BadInput: what the file holds cannot be read.
+            RunFailed: it can no longer be read.
         """
-        at = 0
+        at, name = 0, self.paths[file] if len(self.paths) == self.files else f"file {file}"
         try:
             one = self.stream.shard(num_shards=self.files, index=file).select_columns([self.text]).with_format("arrow")
             for table in one.iter(ROWS):
@@ -87,8 +93,13 @@ class Documents:
                     yield at + lo, table.column(self.text)[lo:].to_pylist()
                 at += count
         except Exception as error:  # of files, networks and formats, whatever the library meets
+            if local_files.of_content(error, name):
+                raise BadInput(
+                    f"{name} of the data set {self.name} cannot be read: {local_files.where(name, self.columns, at, error)}. Correct it, "
+                    "or leave the file out, and begin anew"
+                ) from error
             raise RunFailed(
-                f"the data set {self.name} cannot be read further, at row {max(at, skip):,} of file {file} ({_said(error)}): "
+                f"the data set {self.name} cannot be read further, at row {max(at, skip):,} of {name} ({said(error)}): "
                 "see that it is there, and resume from the last checkpoint"
             ) from error
 
@@ -145,12 +156,27 @@ def open_documents(source: Source) -> Documents:
     try:
         stream = builder.as_streaming_dataset(split=str(split))
         columns = _columns(stream)
+    except StopIteration as error:
+        raise BadInput(f"the data set {name} is empty: {splits[split][0]} holds no row. Point data.source at another") from error
     except Exception as error:
-        raise BadInput(f"the data set {name} cannot be read ({_said(error)}): correct data.source, or its files") from error
+        raise _unreadable(name, [str(file) for files in splits.values() for file in files], error) from error
     _check_column(columns, name, source.text)
+    kept = tuple(columns) if stream.features is not None else ()
+    if root is not None:
+        local_files.check_content(splits[split], kept, source.text)
     marks = [_mark(str(file), root) for file in splits[split]]
     fingerprint = hashlib.sha256("\n".join([source.text, *marks]).encode("utf-8", "surrogateescape")).hexdigest()
-    return Documents(name, source.text, fingerprint, stream)
+    return Documents(name, source.text, fingerprint, stream, tuple(map(str, splits[split])), kept)
+
+
+def _unreadable(name: str, files: list[str], error: Exception) -> BadInput:
+    """Of a data set that the library cannot open: which of its files, as far as that can be told. It looks at the first with something in
+    it."""
+    local_files.check_footers(files)
+    first = next((file for file in files if Path(file).is_file() and Path(file).stat().st_size), None)
+    if first is None or not local_files.of_content(error, first):
+        return BadInput(f"the data set {name} cannot be read ({said(error)}): correct data.source, or its files")
+    return BadInput(f"{first} of the data set {name} cannot be read: {local_files.where(first, (), 0, error)}. Correct it, or leave it out")
 
 
 def open_valid(source: Source) -> Documents | None:
@@ -195,17 +221,17 @@ def _local(datasets: Any, source: Source) -> tuple[Any, str, Path]:
             # One file is one document: in an order that mixes the folders, of which the first are held out.
             files.sort(key=lambda file: hashlib.sha256(file.relative_to(root).as_posix().encode("utf-8", "surrogateescape")).digest())
             files = files if builtin else [Path(file) for file in local_files.once(map(str, files), name)]
-            said = {"train": local_files.as_they_are([file.resolve() for file in files])}
-            return datasets.load_dataset_builder("text", data_files=said, sample_by="document", encoding_errors="replace"), name, root
+            named = {"train": local_files.as_they_are([file.resolve() for file in files])}
+            return datasets.load_dataset_builder("text", data_files=named, sample_by="document", encoding_errors="replace"), name, root
         if path.is_dir():
             local_files.check_folder(path.resolve())
             return datasets.load_dataset_builder(str(path.resolve()), name=source.subset or None), name, root.resolve()
-        said = {source.split: local_files.as_they_are([path.resolve()])}
-        return datasets.load_dataset_builder(data.pop(), data_files=said), name, root.resolve()
+        named = {source.split: local_files.as_they_are([path.resolve()])}
+        return datasets.load_dataset_builder(data.pop(), data_files=named), name, root.resolve()
     except BadInput:
         raise
     except Exception as error:
-        raise BadInput(f"the data set {source.at!r} cannot be opened ({_said(error)}): correct data.source or data.subset") from error
+        raise BadInput(f"the data set {source.at!r} cannot be opened ({said(error)}): correct data.source or data.subset") from error
 
 
 def _of_hub(datasets: Any, source: Source) -> tuple[Any, str, None]:
@@ -218,15 +244,15 @@ def _of_hub(datasets: Any, source: Source) -> tuple[Any, str, None]:
     try:
         builder = datasets.load_dataset_builder(at, name=source.subset or None, revision=source.revision or None)
     except DatasetNotFoundError as error:
-        raise BadInput(f"{at!r} is nothing on this machine and no data set that the hub shows ({_said(error)}): correct it") from error
+        raise BadInput(f"{at!r} is nothing on this machine and no data set that the hub shows ({said(error)}): correct it") from error
     except DataFilesNotFoundError as error:
-        raise BadInput(f"the data set {at!r} has no files that the datasets library reads ({_said(error)}): choose another") from error
+        raise BadInput(f"the data set {at!r} has no files that the datasets library reads ({said(error)}): choose another") from error
     except ValueError as error:  # of subsets, which it lists
-        raise BadInput(f"the data set {at!r} cannot be opened: {_said(error)} Set data.subset") from error
+        raise BadInput(f"the data set {at!r} cannot be opened: {said(error)} Set data.subset") from error
     except Exception as error:  # what the libraries of the network raise
         raise BadInput(
             f"{at!r} is nothing on this machine, and as the name of a data set it needs the Hugging Face hub, which cannot be reached "
-            f"({_said(error)}): connect, or download it where there is a network and set data.source to the folder"
+            f"({said(error)}): connect, or download it where there is a network and set data.source to the folder"
         ) from error
     commit = next((m[1] for files in (builder.config.data_files or {}).values() for f in files if (m := _COMMIT.search(str(f)))), "")
     about = f"{at}/{source.subset}" if source.subset else at
@@ -281,9 +307,3 @@ def content_mark(path: Path, size: int) -> str:
                 f.seek((size - _BLOCK_BYTES) * k // (_BLOCKS - 1))
                 h.update(f.read(_BLOCK_BYTES))
     return h.hexdigest()
-
-
-def _said(error: BaseException) -> str:
-    """What a library says, on one line, cut short."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 300 else text[:297] + "..."

@@ -1,8 +1,10 @@
-"""Files of documents on this machine, before the `datasets` library reads them: what it would take for a pattern, or read twice."""
+"""Files of documents on this machine, looked at before and after the `datasets` library: what it would take for a pattern, read twice, or
+come to fail on in the middle, and where it has failed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Collection, Iterable, Sequence
 from glob import has_magic
 from pathlib import Path
 from typing import Any
@@ -51,3 +53,129 @@ def once(files: Iterable[str], name: str) -> Any:
         if (other := seen.setdefault(Path(file).resolve(), file)) != file and Path(file).stat().st_size:
             raise BadInput(f"{file} and {other} of the data set {name} are one file, which would be read twice: remove the link")
     return DataFilesList(list(dict.fromkeys(seen.values())), [])
+
+
+def check_content(files: Sequence[str], columns: Collection[str], text: str) -> None:
+    """What can be known of files almost without reading them: of parquet the footer, of JSON lines the first line. The library would come
+    to it in the middle of training.
+
+    Args:
+        columns: those of the data set, where the library holds on to them.
+        text: the one that is read.
+
+    Raises:
+        BadInput: a parquet file is none, has no rows or no column `text`; columns that the data set has not; a line that is no text.
+    """
+    for path in map(Path, files):
+        if path.suffix.lower() == ".parquet":
+            named = _parquet(path)
+            if text not in named:
+                raise BadInput(f"{path} has no column {text!r}, but: {', '.join(named) or 'none'}. Leave the file out, or name it alike")
+            if more := _beyond(named, columns):
+                raise BadInput(
+                    f"{path} has columns that the first file of the data set has not: {more}. Write it without them, or make it a source "
+                    "of its own in data.mix"
+                )
+        elif path.suffix.lower() == ".jsonl" and (found := fault_of_lines(path, columns, first=True)):
+            raise BadInput(f"{path}, {found}: correct it, or leave the file out")
+
+
+def check_footers(files: Iterable[str]) -> None:
+    """That those of parquet are whole, and have rows.
+
+    Raises:
+        BadInput: naming the first that is not.
+    """
+    for path in map(Path, files):
+        if path.suffix.lower() == ".parquet" and path.is_file():
+            _parquet(path)
+
+
+def _parquet(path: Path) -> list[str]:
+    """The columns of a file that has rows."""
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            rows, named = file.metadata.num_rows, list(file.schema_arrow.names)
+    except (OSError, pyarrow.ArrowException) as error:
+        raise BadInput(f"{path} is no whole parquet file ({said(error)}): write it again, or leave it out") from error
+    if not rows:
+        raise BadInput(f"{path} has no rows: leave the file out")
+    return named
+
+
+def _beyond(named: Iterable[str], columns: Collection[str]) -> str:
+    return ", ".join(name for name in named if columns and name not in columns)
+
+
+def fault_of_lines(
+    path: Path, columns: Collection[str] = (), rows: int = 0, *, first: bool = False, error: BaseException | None = None
+) -> str | None:
+    """The first line of a file of JSON lines that cannot be read, and why; None where none is found.
+
+    Args:
+        columns: those that a line may have; none: any.
+        rows: so many lines have been read already.
+        first: look at one line only.
+        error: what the library has said.
+    """
+    syntax = not first and not isinstance(error, UnicodeError) and not hasattr(error, "table_column_names")
+    with path.open("rb") as file:
+        for number, raw in enumerate(file, 1):
+            if number <= rows or not (line := raw.removeprefix(b"\xef\xbb\xbf").strip()):
+                continue
+            if line.startswith(b"["):  # one array
+                return None
+            if (found := _fault_of_line(line, columns, syntax)) is not None:
+                return f"line {number}: {found}"
+            if first:
+                return None
+    return None
+
+
+def _fault_of_line(line: bytes, columns: Collection[str], syntax: bool) -> str | None:
+    """Args:
+    syntax: say so where a line is no JSON. An object may have several lines.
+    """
+    try:
+        row = json.loads(line.decode())
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeError as error:
+        return f"no Unicode text ({said(error)})"
+    except (ValueError, RecursionError) as error:
+        return f"no JSON ({said(error)})" if syntax else None
+    if not isinstance(row, dict):
+        return "no JSON object" if syntax else None
+    more = _beyond(row, columns)
+    return f"fields that the first lines of the data set have not ({more})" if more else None
+
+
+def of_content(error: BaseException, file: str) -> bool:
+    """Whether the library has failed on what a file holds, not on coming to it."""
+    here = Path(file).is_file()
+    if isinstance(error, OSError):  # pyarrow and gzip take it for what is damaged, without a number of the system's
+        return here and error.errno is None
+    return not isinstance(error, MemoryError) and (here or isinstance(error, ValueError | TypeError | LookupError | EOFError))
+
+
+def where(file: str, columns: Collection[str], row: int, error: BaseException) -> str:
+    """Where in a file the library has failed, at a row or soon after, and on what."""
+    path = Path(file)
+    if path.suffix.lower() in (".jsonl", ".json") and path.is_file():
+        try:
+            found = fault_of_lines(path, columns, row, error=error)
+        except OSError:
+            found = None
+        if found is not None:
+            return found
+    if hasattr(error, "table_column_names") and (more := _beyond(error.table_column_names, columns)):
+        return f"row {row + 1:,}: columns that the first rows of the data set have not ({more})"
+    return f"row {row + 1:,} or after: {said(error).rstrip('.')}"
+
+
+def said(error: BaseException) -> str:
+    """What a library says, on one line, cut short."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 300 else text[:297] + "..."
