@@ -1,4 +1,4 @@
-"""Records on a disk that is full for a while."""
+"""Records on a disk that is full for a while, and who may read them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.app.folder import JsonLines, RunFolder
+from gossamer.app.folder import JsonLines, RunFolder, write_atomically
 from gossamer.core.errors import RunFailed
 
 
@@ -74,3 +74,9 @@ def test_what_did_not_fit_is_written_when_there_is_room(tmp_path: Path) -> None:
     assert [json.loads(line)["round"] for line in disk.held.splitlines()] == [0, 1, 2, 3]
     lines.flush()
     assert disk.held.count(b"\n") == 4
+
+
+def test_whoever_may_read_other_files_may_read_those_of_a_run(tmp_path: Path) -> None:
+    (tmp_path / "other").touch()
+    write_atomically(tmp_path / "summary.json", "{}")
+    assert (tmp_path / "summary.json").stat().st_mode == (tmp_path / "other").stat().st_mode

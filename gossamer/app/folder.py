@@ -6,8 +6,8 @@ import errno
 import json
 import math
 import os
+import secrets
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -32,22 +32,21 @@ _NEEDED = {"round": ("tokens", *_COUNTED), "close": _COUNTED, "eval": ("time_s",
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """The file has its old content or its new one, never half of it.
+    """The file has its old content or its new one, never half of it. Who may read it is as for any file that this process makes.
 
     Raises:
         RunFailed: the disk is full, or cannot be written.
     """
-    name = None
+    scratch = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "w", encoding="utf-8") as f:
+        with scratch.open("x", encoding="utf-8") as f:
             f.write(text)
             f.flush()
             os.fsync(f.fileno())
-        os.replace(name, path)
+        os.replace(scratch, path)
     except BaseException as error:
-        if name is not None:
-            Path(name).unlink(missing_ok=True)
+        with suppress(OSError):  # it is not there, nor can be
+            scratch.unlink(missing_ok=True)
         if isinstance(error, OSError):
             raise _unwritable(path, error) from error
         raise
