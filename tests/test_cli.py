@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import subprocess
 import sys
@@ -111,6 +112,62 @@ def test_help_and_version_as_a_module() -> None:
     refused = run("nothing")
     assert refused.returncode == 2
     assert "Traceback" not in refused.stderr
+
+
+BEFORE_TORCH = """
+import json, os, sys
+from pathlib import Path
+from gossamer.cli import main
+
+class CtrlC:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            raise KeyboardInterrupt
+
+Path("begun").mkdir()
+Path("begun/config.toml").write_text("")
+Path("begun/facts.json").write_text('{"world": "net"}')
+codes = [main(arguments) for arguments in json.loads(sys.argv[1])]
+print("torch" in sys.modules, "transformers" in sys.modules)
+print("---", file=sys.stderr)
+sys.meta_path.insert(0, CtrlC())
+codes.append(main(["train", "--workers", "4", "--out", "new"]))
+print(*codes, Path("new").exists())
+"""
+
+
+REFUSED = [
+    (["train", "--resume", "nowhere"], "nowhere is not a run folder (there is no such folder)"),
+    (["train", "--resume", "begun", "--workers", "4"], "begun has no whole checkpoint to go on from"),
+    (["train", "--resume", "begun", "a.toml"], "leave CONFIG out"),
+    (["simulate", "--resume", "begun"], "resume it with that, not with simulate"),
+    (["train", "--round", "3"], "give it with --resume"),
+    (["train", "--workers", "2"], "--workers 2 does not fit fleet azure-4, which has 4: use --workers 4; or, for 2 alike, add "
+     "--set fleet.name=uniform\n"),
+    (["train"], "start them here with --workers 4"),
+    (["simulate", "--set", "plan.stps=1"], "did you mean plan.steps?"),
+    (["simulate", "--set", "data.source=./nowhere"], "the corpus './nowhere' does not exist"),
+    (["simulate", "--out", "begun"], "the run folder begun exists and is not empty"),
+    (["compare", "nowhere.toml", "--out", "x"], "there is no file nowhere.toml"),
+    (["compare", "nowhere.toml", "--out", "x", "--seeds", "2"], "there is no file nowhere.toml"),
+    (["export", "nowhere", "--to", "x"], "nowhere is not a run folder"),
+    (["export", "begun", "--to", "begun"], "begun exists and is not empty: choose another folder with --to"),
+    (["eval", "nowhere"], "nowhere is no folder"),
+    (["demo", "--out", "begun"], "the run folder begun exists"),
+]  # fmt: skip
+
+
+def test_what_can_be_refused_without_torch_is_and_what_takes_long_says_so(tmp_path: Path) -> None:
+    code, arguments = BEFORE_TORCH, json.dumps([given for given, _ in REFUSED])
+    environment = {**{k: v for k, v in os.environ.items() if k != "RANK"}, "PYTHONPATH": os.pathsep.join(["", *sys.path])}
+    done = subprocess.run([sys.executable, "-c", code, arguments], capture_output=True, text=True, cwd=tmp_path, env=environment)
+    loaded, codes = done.stdout.splitlines()
+    assert loaded == "False False", done.stderr
+    refused, _, stopped = done.stderr.partition("---\n")
+    assert codes.split() == ["2"] * len(REFUSED) + ["130", "False"], done.stderr
+    assert all(words in refused for _, words in REFUSED), refused
+    assert "loading" not in refused
+    assert stopped == "loading ...\ngossamer: interrupted: nothing was begun\n"
 
 
 # Progress

@@ -12,10 +12,11 @@ from small_runs import settings
 
 from gossamer.app import resize as resizing
 from gossamer.app.config import load
+from gossamer.app.early import says_nothing_new
 from gossamer.app.folder import RunFolder
 from gossamer.app.job import Job, resolve
 from gossamer.app.metrics import check_unchanged, facts_of
-from gossamer.app.resize import resize, settle, settled, unchanged
+from gossamer.app.resize import resize, settle, settled
 from gossamer.app.resized import part_of
 from gossamer.app.rollback import roll_back
 from gossamer.app.simulate import simulate
@@ -169,8 +170,12 @@ def test_killed_at_any_write_the_same_command_and_others_go_on(run: Path, tmp_pa
             shutil.copytree(broken, copy.path)
             job = resolve(load([copy.path / "config.toml"]))
             if job.n == workers == 3:  # it is written down: what is given again says nothing new
-                assert unchanged(copy, job, sets) and not unchanged(copy, job, ["checkpoint.resize=refuse"])
-                assert not unchanged(copy, job, ["seed=9"]) and not unchanged(copy, job, ["plan.steps=2"])
+                assert says_nothing_new(copy.path, job.config, sets) and not says_nothing_new(
+                    copy.path, job.config, ["checkpoint.resize=refuse"]
+                )
+                assert not says_nothing_new(copy.path, job.config, ["seed=9"]) and not says_nothing_new(
+                    copy.path, job.config, ["plan.steps=2"]
+                )
             elif job.n != workers:
                 job = resize(copy, job, workers, sets)
             assert settled(copy, job)["run_id"] == f"{job.run_id:016x}"

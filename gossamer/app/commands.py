@@ -1,4 +1,5 @@
-"""One function per command of the command line. Each checks everything before it creates anything."""
+"""One function per command of the command line. Each checks everything before it creates anything, and whatever needs neither torch nor
+transformers before these are loaded: so none of what loads them is imported at the top."""
 
 from __future__ import annotations
 
@@ -8,11 +9,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from gossamer.app.config import load
-from gossamer.app.folder import RunFolder, check_new, default_path
-from gossamer.app.job import Job, resolve
+from gossamer.app import early
+from gossamer.app.config import Config, load
+from gossamer.app.early import loading
+from gossamer.app.folder import check_new, default_path
 from gossamer.core.errors import BadInput
-from gossamer.net.start import STORE_ENV
 
 
 def _console() -> Console:
@@ -21,62 +22,48 @@ def _console() -> Console:
     return found if found.is_terminal else Console(emoji=False, highlight=False, soft_wrap=True, width=200)
 
 
-def _resumed(run: Path, configs: Sequence[Path], sets: Sequence[str], command: str, world: str) -> tuple[RunFolder, Job]:
-    """A run folder and its job: the configuration is the folder's own, and so is the world."""
-    if configs:
-        raise BadInput(f"--resume {run} goes on with the configuration in that folder: leave CONFIG out")
-    folder = RunFolder.existing(run)
-    _without_sets(run, sets)
-    began = folder.facts()["world"]
-    if began != world:
-        other = "simulate" if began == "sim" else "train"
-        raise BadInput(f"the run in {run} was begun by gossamer {other}, whose clock it keeps: resume it with that, not with {command}")
-    return folder, resolve(load([run / "config.toml"]))
-
-
-def _without_sets(run: Path, sets: Sequence[str]) -> None:
-    if sets:
-        raise BadInput(f"--resume {run} goes on with the configuration in that folder: leave --set out")
-
-
-def _check_round(resume: Path | None, round: int | None) -> None:
-    if round is not None and resume is None:
-        raise BadInput(f"--round {round} goes back in a run that is there: give it with --resume, or leave it out")
-
-
-def _new(configs: Sequence[Path], sets: Sequence[str], out: Path | None) -> tuple[Path, Job]:
-    """The folder of a new run, not yet made, and its job."""
-    job = resolve(load(configs, sets))
-    path = out or (Path(job.config.run.out) if job.config.run.out else default_path(job.title))
-    check_new(path)
-    return path, job
-
-
 def simulate(
     configs: Sequence[Path], sets: Sequence[str], *, resume: Path | None, round: int | None, out: Path | None, timing_only: bool
 ) -> None:
     """`gossamer simulate`."""
-    from gossamer.app import simulate as world
-    from gossamer.app.forecast import simulated
-    from gossamer.app.plan import show
-
-    _check_round(resume, round)
+    early.check_round(resume, round)
     if timing_only:
-        job = resolve(load(configs, sets))
         if resume or out:
             raise BadInput("--timing-only trains nothing and keeps no run folder: leave --out and --resume out")
-        if job.kills:
-            raise BadInput("--timing-only has workers that live: leave clock.kill and clock.back out, or train")
-        show(job, _console(), simulated(job))
+        _time_only(load(configs, sets))
         return
     if resume:
-        folder, job = _resumed(resume, configs, sets, "simulate", "sim")
-        world.simulate(job, resume=folder, back_to=round)
+        run = early.run_to_resume(resume, configs, "simulate", "sim")
+        early.check_no_sets(resume, sets)
+        with loading():
+            from gossamer.app.job import resolve
+            from gossamer.app.simulate import simulate as world
+
+            job = resolve(load([resume / "config.toml"]))
+        folder = world(job, resume=run, back_to=round)
     else:
-        path, job = _new(configs, sets, out)
-        folder = world.simulate(job, path)
-    _finish(folder.path)
-    _show_table([folder.path])
+        config = early.settings(configs, sets)
+        path = early.new_folder(config, out)
+        with loading():
+            from gossamer.app.job import resolve
+            from gossamer.app.simulate import simulate as world
+
+            job = resolve(config)
+        folder = world(job, path or default_path(job.title))
+    _end(folder.path)
+
+
+def _time_only(config: Config) -> None:
+    """Clock and bytes without training."""
+    with loading():
+        from gossamer.app.forecast import simulated
+        from gossamer.app.job import resolve
+        from gossamer.app.plan import show
+
+        job = resolve(config)
+    if job.kills:
+        raise BadInput("--timing-only has workers that live: leave clock.kill and clock.back out, or train")
+    show(job, _console(), simulated(job))
 
 
 def report(runs: Sequence[Path], *, out: Path | None) -> None:
@@ -91,9 +78,11 @@ def report(runs: Sequence[Path], *, out: Path | None) -> None:
 
 def export(run: Path, *, to: Path, round: int | None, adapter: bool) -> None:
     """`gossamer export`."""
-    from gossamer.app.export import export as write
+    early.check_export(run, to)
+    with loading(lambda: "nothing was written"):
+        from gossamer.app.export import export as write
 
-    path = write(run, to, round, adapter=adapter)
+        path = write(run, to, round, adapter=adapter)
     said = f"adapter: {path} (peft loads" if adapter else f"model: {path} (transformers, and what builds on it, load"
     _console().print(f"{said} this folder)")
 
@@ -114,10 +103,13 @@ def trace(run: Path, *, to: Path) -> None:
 
 def plan(configs: Sequence[Path], sets: Sequence[str], topologies: Sequence[str] = ()) -> None:
     """`gossamer plan`; with `topologies`, the graphs of these names alone."""
-    from gossamer.app import graphs
-    from gossamer.app.plan import plan as print_plan
+    config = load(configs, sets)
+    with loading():
+        from gossamer.app import graphs
+        from gossamer.app.job import resolve
+        from gossamer.app.plan import plan as print_plan
 
-    job = resolve(load(configs, sets))
+        job = resolve(config)
     if topologies:
         graphs.show(job, topologies, _console())
     else:
@@ -126,11 +118,14 @@ def plan(configs: Sequence[Path], sets: Sequence[str], topologies: Sequence[str]
 
 def compare(configs: Sequence[Path], sets: Sequence[str], *, base: Path | None, jobs: int, out: Path) -> None:
     """`gossamer compare`."""
-    from gossamer.app.compare import compare as run
-    from gossamer.report import page
-
     shared = [base] if base else []
-    planned = [resolve(load([*shared, config], sets)) for config in configs]
+    read = [load([*shared, config], sets) for config in configs]
+    with loading():
+        from gossamer.app.compare import compare as run
+        from gossamer.app.job import resolve
+        from gossamer.report import page
+
+        planned = [resolve(config) for config in read]
     folders = run(planned, out, processes=jobs, console=_console())
     path = page.write_page(folders, out / "report.html")
     _show_table(folders)
@@ -153,18 +148,20 @@ def compare_grid(
     engine_options: Sequence[str] = (),
 ) -> None:
     """`gossamer compare` with --grid or --seeds. `jobs` 0: one at a time, or as many as the engine has room for."""
-    from gossamer.app import engines
-    from gossamer.app import grid as app
-
     if not grid and seeds is None:
         asked = (("--shard", shard), ("--cells", cells), ("--keep", keep), ("--engine", engine), ("--engine-option", engine_options))
         given = next(name for name, value in asked if value)
         raise BadInput(f"{given} is for grids: give --grid or --seeds too, or leave it out")
+    if engine_options and engine is None:
+        raise BadInput(f"--engine-option {engine_options[0]} is for an engine: give --engine too, or leave it out")
+    for config in configs:
+        load([base, config] if base else [config], sets)
+    with loading():
+        from gossamer.app import engines
+        from gossamer.app import grid as app
     axes = [app.axis(text) for text in grid]
     part = app.shard_of(shard) if shard else (0, 1)
     rows = app.rows_of(configs, sets, axes, seeds or 1, base)
-    if engine_options and engine is None:
-        raise BadInput(f"--engine-option {engine_options[0]} is for an engine: give --engine too, or leave it out")
     on = engines.engine_named(engine, engine_options, jobs or None, out / "jobs") if engine else None
     app.run_grid(rows, axes, out, cells=cells, shard=part, jobs=jobs or 1, keep=keep, console=_console(), engine=on)
 
@@ -174,6 +171,12 @@ def _show_table(folders: Sequence[Path]) -> None:
 
     console = _console()
     console.print(table.as_text([read.Run.load(f) for f in folders], console.width), markup=False)
+
+
+def _end(folder: Path) -> None:
+    """The report of a run, and its line of a table."""
+    _finish(folder)
+    _show_table([folder])
 
 
 def _finish(folder: Path) -> None:
@@ -188,59 +191,79 @@ def train(
     configs: Sequence[Path], sets: Sequence[str], *, workers: int | None, resume: Path | None, round: int | None, out: Path | None
 ) -> None:
     """`gossamer train`."""
-    from gossamer.app import train as world
-    from gossamer.app.resize import resize, unchanged
-
-    _check_round(resume, round)
-    if world.is_worker():
+    early.check_round(resume, round)
+    if early.is_worker():
         if workers is not None:
             raise BadInput(f"--workers {workers} starts processes of its own, and this is one of a started run already: leave it out")
         _one_worker(configs, sets, resume, round, out)
-        return
-    if resume:
-        run, job = _resumed(resume, configs, (), "train", "net")
-        path = resume
-        if workers is not None and workers != job.n:
-            if round is not None:
-                raise BadInput(f"--round {round} goes back with the {job.n} workers of the run: do that first, then go on with {workers}")
-            job = resize(run, job, workers, sets)
-        elif not unchanged(run, job, sets):
-            _without_sets(resume, sets)
+    elif resume:
+        _go_on(resume, configs, sets, workers, round)
     else:
-        path, job = _new(configs, [*sets, *_fitted(workers, configs, sets)], out)
-    if workers is None and job.n > 1:
-        raise BadInput(f"fleet {job.fleet.name} has {job.n} workers: start them here with --workers {job.n}, or one by one under torchrun")
-    if workers is not None and workers != job.n:
-        raise BadInput(
-            f"--workers {workers} does not fit fleet {job.fleet.name}, which has {job.n}: use --workers {job.n}, or another fleet"
-        )
-    folder = world.launch_local(job, path, resume=resume is not None, back_to=round)
-    _finish(folder)
-    _show_table([folder])
+        config = early.fitted(early.settings(configs, sets), workers)
+        early.check_workers(config, workers)
+        path = early.new_folder(config, out)
+        with loading(lambda: _left(path)):
+            from gossamer.app.job import resolve
+            from gossamer.app.train import launch_local
+
+            job = resolve(config)
+            path = path or default_path(job.title)
+            folder = launch_local(job, path)
+        _end(folder)
 
 
-def _fitted(workers: int | None, configs: Sequence[Path], sets: Sequence[str]) -> list[str]:
-    """The fleet "uniform" takes its size from --workers."""
-    config = load(configs, sets)
-    return [f"fleet.workers={workers}"] if config.fleet.name == "uniform" and config.fleet.workers is None and workers else []
+def _go_on(resume: Path, configs: Sequence[Path], sets: Sequence[str], workers: int | None, round: int | None) -> None:
+    """A run with local workers, as many as before or others."""
+    run = early.run_to_resume(resume, configs, "train", "net")
+    config = load([resume / "config.toml"])
+    before = early.workers_of(config)
+    others = workers is not None and workers != before
+    if others and round is not None:
+        raise BadInput(f"--round {round} goes back with the {before} workers of the run: do that first, then go on with {workers}")
+    if not others:
+        if not early.says_nothing_new(resume, config, sets):
+            early.check_no_sets(resume, sets)
+        early.check_workers(config, workers)
+    with loading(lambda: f"nothing was trained; what {resume} holds is kept"):
+        from gossamer.app.job import resolve
+        from gossamer.app.resize import resize
+        from gossamer.app.train import launch_local
+
+        job = resolve(config)
+        if others and workers is not None:
+            job = resize(run, job, workers, sets)
+        folder = launch_local(job, resume, resume=True, back_to=round)
+    _end(folder)
+
+
+def _left(path: Path | None) -> str:
+    """What there is of a new run before its workers train."""
+    if path is None or not (path / "config.toml").is_file():
+        return "nothing was begun"
+    return f"nothing was trained; {path} can be removed"
 
 
 def _one_worker(configs: Sequence[Path], sets: Sequence[str], resume: Path | None, round: int | None, out: Path | None) -> None:
     """This process is one worker of a run that our launcher (which writes the report) or torchrun has started."""
-    from gossamer.app import train as world
-
     if resume:
-        _, job = _resumed(resume, configs, sets, "train", "net")
-        _report_of_worker_0(world.work(job, resume, resume=True, back_to=round))
-        return
-    job = resolve(load(configs, sets))
-    path = out or (Path(job.config.run.out) if job.config.run.out else None)
-    if path is None:
-        raise BadInput("under torchrun all workers need one run folder: give --out FOLDER, on storage that all machines share")
-    _report_of_worker_0(world.work(job, path))
+        early.run_to_resume(resume, configs, "train", "net")
+        early.check_no_sets(resume, sets)
+        config, path = load([resume / "config.toml"]), resume
+    else:
+        config = load(configs, sets)
+        given = out or (Path(config.run.out) if config.run.out else None)
+        if given is None:
+            raise BadInput("under torchrun all workers need one run folder: give --out FOLDER, on storage that all machines share")
+        path = given
+    from gossamer.app.job import resolve
+    from gossamer.app.train import work
+
+    _report_of_worker_0(work(resolve(config), path, resume=resume is not None, back_to=round))
 
 
 def _report_of_worker_0(folder: Path) -> None:
+    from gossamer.net.start import STORE_ENV
+
     if os.environ.get("RANK") == "0" and STORE_ENV not in os.environ and (folder / "summary.json").is_file():
         _finish(folder)
 
@@ -256,11 +279,10 @@ def profile(
     out: Path,
 ) -> None:
     """`gossamer profile`."""
-    from gossamer.app import profile as app
-    from gossamer.app.train import is_worker
-
-    if is_worker() and workers is not None:
+    if early.is_worker() and workers is not None:
         raise BadInput(f"--workers {workers} starts processes of its own, and this is one of a started run already: leave it out")
+    with loading(lambda: "nothing was written"):
+        from gossamer.app import profile as app
     ask = app.request(configs, sets, workers or 1, batches=batches, steps=steps, memory_limit_gb=memory_limit_gb, out=out)
     if workers is None:
         app.work(ask, _console())
@@ -270,8 +292,10 @@ def profile(
 
 def demo(*, out: Path | None) -> None:
     """`gossamer demo`."""
-    from gossamer.app.demo import demo as run
-
+    if out is not None:
+        check_new(out)
+    with loading():
+        from gossamer.app.demo import demo as run
     run(out, _console())
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gossamer.app.settings import Config
 from gossamer.app.settings_data import DataSection
-from gossamer.train import corpus, data, prepared
-from gossamer.train.data import Corpus
+from gossamer.train import corpus
 from gossamer.train.documents import Source, by_name, exists, files_of
+
+if TYPE_CHECKING:
+    from gossamer.train.data import Corpus
 
 
 def load(config: Config) -> Corpus:
@@ -17,6 +20,8 @@ def load(config: Config) -> Corpus:
     Raises:
         BadInput: the text is not there, or cannot be trained on.
     """
+    from gossamer.train import data, prepared
+
     settings = config.data
     if packed(settings):
         return prepared.load(
@@ -43,8 +48,20 @@ def content_mark(settings: DataSection) -> str:
         BadInput: it is not there.
     """
     if packed(settings):
+        from gossamer.train import prepared
+
         return prepared.mark(sources(settings))
     return corpus.find(settings.source, round(settings.limit_mb * 1e6)).content_hash
+
+
+def check_there(settings: DataSection) -> None:
+    """Refuses a text to be tokenised as a whole whose path is wrong, before anything of it is read.
+
+    Raises:
+        BadInput: there is no such file or folder.
+    """
+    if not packed(settings) and not exists(settings.source):
+        raise corpus.missing(settings.source)
 
 
 def packed(settings: DataSection) -> bool:

@@ -10,9 +10,10 @@ from pathlib import Path
 import torch
 
 from gossamer.app.card import card_of
+from gossamer.app.early import check_free, unwritable
 from gossamer.app.folder import RunFolder
 from gossamer.app.trained import Trained, load
-from gossamer.core.errors import BadInput, RunFailed
+from gossamer.core.errors import BadInput
 from gossamer.train.pretrained import quiet
 
 
@@ -30,7 +31,7 @@ def export(run: Path, to: Path, round: int | None = None, *, adapter: bool = Fal
         BadInput: as `load`; `to` holds something already; or an adapter is asked for and there is none, or none of a checkpoint.
         RunFailed: the disk is full or cannot be written.
     """
-    _check_new(to)
+    check_free(to)
     found = load(run, round, merge=not adapter)
     if adapter:
         _check_adapter(run, found)
@@ -38,14 +39,14 @@ def export(run: Path, to: Path, round: int | None = None, *, adapter: bool = Fal
         to.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=f".{to.name}-", dir=to.parent))
     except OSError as error:
-        raise _unwritable(to, error) from error
+        raise unwritable(to, error) from error
     try:
         scratch.chmod(0o755)  # mkdtemp's is for its owner alone
         (_write_adapter if adapter else _write)(found, scratch)
         (scratch / "README.md").write_text(card_of(found, RunFolder.existing(run)), encoding="utf-8")
         os.replace(scratch, to)  # an empty folder gives way
     except OSError as error:
-        raise _unwritable(to, error) from error
+        raise unwritable(to, error) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return to
@@ -86,15 +87,3 @@ def _check_adapter(run: Path, found: Trained) -> None:
             f"the adapter of the run in {run} is beside a model that was drawn by its seed, not beside a checkpoint (model.checkpoint), "
             "on which others could put it: leave --adapter out, to export both in one"
         )
-
-
-def _check_new(to: Path) -> None:
-    try:
-        if to.exists() and (not to.is_dir() or any(to.iterdir())):
-            raise BadInput(f"{to} exists{' and is not empty' if to.is_dir() else ', and is a file'}: choose another folder with --to")
-    except OSError as error:
-        raise _unwritable(to, error) from error
-
-
-def _unwritable(to: Path, error: OSError) -> RunFailed:
-    return RunFailed(f"{to} cannot be written ({error.strerror}): free some space, or choose another folder with --to")

@@ -91,6 +91,11 @@ def _no_folder(path: Path, error: OSError | ValueError) -> BadInput:
     return BadInput(f"the run folder {str(path)!r} cannot be made ({said}): choose another with --out, where you may write")
 
 
+def no_checkpoint(path: Path) -> BadInput:
+    """That a run cannot go on."""
+    return BadInput(f"{path} has no whole checkpoint to go on from: start a new run with another --out")
+
+
 class RunFolder:
     """One run's files."""
 
@@ -131,7 +136,8 @@ class RunFolder:
         except OSError as error:
             raise BadInput(f"the run folder {path} cannot be read ({error.strerror}): give the folder of an earlier run") from error
         if not there:
-            raise BadInput(f"{path} is not a run folder (it has no config.toml): give the folder of an earlier run")
+            why = "it has no config.toml" if path.is_dir() else "there is no such folder"
+            raise BadInput(f"{path} is not a run folder ({why}): give the folder of an earlier run")
         return cls(path)
 
     @property

@@ -16,7 +16,8 @@ from typing import Any
 
 from gossamer.app.config import dump, override
 from gossamer.app.config import load as read_config
-from gossamer.app.folder import RunFolder, write_atomically
+from gossamer.app.early import MAY_CHANGE, key_of
+from gossamer.app.folder import RunFolder, no_checkpoint, write_atomically
 from gossamer.app.job import Job, resolve
 from gossamer.app.lock import alone_in
 from gossamer.app.rollback import copy_records, new_aside
@@ -25,7 +26,6 @@ from gossamer.core.errors import BadInput, RunFailed
 from gossamer.train import checkpoint
 
 _UNIFORM = re.compile(r"uniform-\d+")
-_MAY_CHANGE = ("fleet.name", "fleet.workers", "checkpoint.resize")
 _OF_WORKERS = ("run_id", "steps", "batch")
 """Of facts.json, what changes with them."""
 _BEFORE = "before"
@@ -53,7 +53,7 @@ def resize(run: RunFolder, job: Job, workers: int, sets: Sequence[str]) -> Job:
         raise BadInput(f"{job.method.name} has servers, whose regions the workers are of: resume it with --workers {job.n}")
     round = checkpoint.latest(run.checkpoints)
     if round is None:
-        raise BadInput(f"{run.path} has no whole checkpoint to go on from: start a new run with another --out")
+        raise no_checkpoint(run.path)
     manifest = checkpoint.read_manifest(run.checkpoints, round)
     _check_at_rest(run, job, manifest)
     before = job.config.checkpoint.resized
@@ -72,9 +72,9 @@ def resize(run: RunFolder, job: Job, workers: int, sets: Sequence[str]) -> Job:
 def _changed(run: RunFolder, job: Job, workers: int, sets: Sequence[str]) -> Config:
     """The configuration with the new fleet."""
     for text in sets:
-        if _key(text) not in _MAY_CHANGE:
+        if key_of(text) not in MAY_CHANGE:
             raise BadInput(
-                f"--resume {run.path} goes on with the configuration in that folder: of --set, only {', '.join(_MAY_CHANGE)} may be given"
+                f"--resume {run.path} goes on with the configuration in that folder: of --set, only {', '.join(MAY_CHANGE)} may be given"
             )
     config = read_config([run.path / "config.toml"], sets)
     if config.fleet == job.config.fleet and _UNIFORM.fullmatch(config.fleet.name):
@@ -139,15 +139,6 @@ def settle(run: RunFolder, job: Job) -> dict[str, Any]:
         with alone_in(run.path):
             _write(run.path, facts)
     return facts
-
-
-def unchanged(run: RunFolder, job: Job, sets: Sequence[str]) -> bool:
-    """Whether `sets` say what is so already: the command that has changed the workers is given again."""
-    return all(_key(text) in _MAY_CHANGE for text in sets) and read_config([run.path / "config.toml"], sets) == job.config
-
-
-def _key(text: str) -> str:
-    return text.partition("=")[0].strip()
 
 
 def _write(folder: Path, facts: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from gossamer.app.absence import absences_of
 from gossamer.app.agreement import write_agreement
-from gossamer.app.folder import JsonLines, RunFolder, default_path
+from gossamer.app.folder import JsonLines, RunFolder, default_path, no_checkpoint
 from gossamer.app.job import Job
 from gossamer.app.lock import alone_in
 from gossamer.app.loggers import Loggers
@@ -85,7 +85,7 @@ def simulate(
             raise BadInput(f"{job.method.name} keeps no checkpoints, so the run in {resume.path} cannot go on: begin a new one with --out")
         found = checkpoint.latest(resume.checkpoints)
         if found is None:
-            raise BadInput(f"{resume.path} has no whole checkpoint to go on from: start a new run with --out")
+            raise no_checkpoint(resume.path)
         check_model(job, resume, found)
         round0 = found
         folder = resume

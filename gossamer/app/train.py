@@ -13,7 +13,7 @@ import torch
 
 from gossamer.app.absence import part_of
 from gossamer.app.collect import STREAMS, by_worker, collect, of_rank, opened
-from gossamer.app.folder import JsonLines, RunFolder
+from gossamer.app.folder import JsonLines, RunFolder, no_checkpoint
 from gossamer.app.job import Job
 from gossamer.app.lock import alone_in
 from gossamer.app.loggers import Loggers
@@ -44,11 +44,6 @@ from gossamer.worker.peer import peer
 from gossamer.worker.ranks import among_ranks, check_ranks
 from gossamer.worker.server import client
 from gossamer.worker.state import State
-
-
-def is_worker() -> bool:
-    """Whether this process is one worker of a run that somebody else starts (our launcher, or torchrun)."""
-    return STORE_ENV in os.environ or "RANK" in os.environ
 
 
 def _check_world(job: Job) -> None:
@@ -111,7 +106,7 @@ def launch_local(job: Job, out: Path, *, resume: bool = False, back_to: int | No
             return out
     if resume:
         if (found := checkpoint.latest(out / "checkpoints")) is None:
-            raise BadInput(f"{out} has no whole checkpoint to go on from: start a new run with another --out")
+            raise no_checkpoint(out)
         check_model(job, RunFolder(out), found)
     command = [sys.executable, "-m", "gossamer", "train", "--resume" if resume else "--out", str(out)]
     if not resume:
@@ -226,7 +221,7 @@ def _first_round(group: Group, folder: RunFolder) -> int:
         group.post("resume", str(checkpoint.latest(folder.checkpoints) or ""))
     said = group.posted(["resume"], wait=True)
     if not said or not said[0]:
-        raise BadInput(f"{folder.path} has no whole checkpoint to go on from: start a new run with another --out")
+        raise no_checkpoint(folder.path)
     return int(said[0])
 
 

@@ -145,10 +145,15 @@ def _field(file: File, number: int, line: bytes) -> str:
     return text
 
 
+def missing(source: str) -> BadInput:
+    """That there is no such text."""
+    return BadInput(f"the corpus {source!r} does not exist; expected {STDLIB!r}, a folder or a file: correct data.source")
+
+
 def _list(root: Path, builtin: bool) -> list[File]:
     wanted = (".py",) if builtin else SUFFIXES
     if not root.exists():
-        raise BadInput(f"the corpus {str(root)!r} does not exist; expected {STDLIB!r}, a folder or a file: correct data.source")
+        raise missing(str(root))
     if root.is_file():
         paths = [root] if root.suffix.lower() in wanted else []
         base = root.parent

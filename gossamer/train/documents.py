@@ -35,7 +35,7 @@ KINDS = {
     ".py": "text",
 }
 """Ending of a file -> who reads it."""
-_HUB = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB = re.compile(r"\w[\w.-]*/[\w.-]+")  # ./text is a path
 _WHOLE_BYTES, _BLOCKS, _BLOCK_BYTES = 1 << 22, 64, 1 << 16
 
 

@@ -7,19 +7,22 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
+from gossamer.app.early import check_model_folder, loading
 from gossamer.app.folder import clean, write_atomically
 from gossamer.app.wording import nearest
-from gossamer.app.zeroshot import embedded, harness, sources, subject
+from gossamer.app.zeroshot import embedded, harness, sources
 from gossamer.app.zeroshot.harness import Score, against_chance
 from gossamer.app.zeroshot.items import Item, digest
-from gossamer.app.zeroshot.subject import Subject
 from gossamer.app.zeroshot.tasks import EMBEDDED, PUBLIC, TASKS
 from gossamer.core.errors import BadInput
+
+if TYPE_CHECKING:
+    from gossamer.app.zeroshot.subject import Subject
 
 FILE = "eval.json"
 """Of a run folder."""
@@ -72,6 +75,8 @@ def names_of(ask: Request) -> list[str]:
 
 def items_of(ask: Request, names: Sequence[str], about: Subject) -> dict[str, tuple[list[Item], str]]:
     """The items of each task, and where they come from."""
+    from gossamer.app.zeroshot import subject
+
     files = sources.found_in(ask.data) if ask.data else {}
     documents: list[str] | None = None
     found = {}
@@ -178,8 +183,12 @@ def run(folder: Path, ask: Request, out: Path | None, console: Console, *, round
     check(ask)
     if out is not None and not out.parent.is_dir():
         raise BadInput(f"--out {out}: there is no folder {out.parent}; make it, or choose another")
-    about = subject.load(folder, round, length)
-    record = evaluate(about, ask)
+    check_model_folder(folder, round)
+    with loading(lambda: "nothing was written"):
+        from gossamer.app.zeroshot import subject
+
+        about = subject.load(folder, round, length)
+        record = evaluate(about, ask)
     path = out or (folder / FILE if about.run else None)
     if path:
         kept(path, record)

@@ -8,13 +8,14 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr
 from dataclasses import dataclass
-from typing import Any
-
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from gossamer.app.zeroshot.items import Item, digest
 from gossamer.app.zeroshot.tasks import Task
 from gossamer.core.errors import BadInput
+
+if TYPE_CHECKING:
+    from torch import nn
 
 BATCH = 16
 """Texts at a time."""

@@ -13,6 +13,7 @@ from torch import nn
 
 from gossamer.app import trained
 from gossamer.app.config import load as read_config
+from gossamer.app.early import check_model_folder
 from gossamer.app.folder import RunFolder
 from gossamer.app.job import resolve
 from gossamer.core.errors import BadInput, RunFailed
@@ -53,6 +54,7 @@ def load(folder: Path, round: int | None = None, length: int | None = None) -> S
         BadInput: neither a run nor a model, or nothing is trained yet.
         RunFailed: a damaged file, or a model that has diverged.
     """
+    check_model_folder(folder, round)
     about: dict[str, Any] = {}
     run = None
     if (folder / "config.toml").is_file():
@@ -60,8 +62,6 @@ def load(folder: Path, round: int | None = None, length: int | None = None) -> S
         model, tokenizer, longest = found.model, found.tokenizer, found.config.plan.sequence
         run, about = RunFolder(folder), {"round": found.round, "tokens": found.tokens}
     else:
-        if round is not None:
-            raise BadInput(f"--round {round} is for run folders, and {folder} is none: leave it out")
         model, tokenizer = _pretrained(folder)
         longest = longest_sequence(model) or 2048
     whole = {name: t.detach() for name, t in model.named_parameters()}
@@ -74,9 +74,6 @@ def load(folder: Path, round: int | None = None, length: int | None = None) -> S
 def _pretrained(folder: Path) -> tuple[nn.Module, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    if not (folder / "config.json").is_file():
-        there = "is no folder" if not folder.is_dir() else "has neither config.toml nor config.json"
-        raise BadInput(f"{folder} {there}: give the folder of a run, or that of a model as gossamer export and Hugging Face write them")
     try:
         with quiet():
             model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
