@@ -19,6 +19,7 @@ import pytest
 import typer
 
 from gossamer.app import config as configuration
+from gossamer.app.early import check_workers, fitted
 from gossamer.app.job import resolve
 from gossamer.app.options import find_recipe, known_options
 from gossamer.cli import app
@@ -152,8 +153,12 @@ def test_commands_exist_and_their_settings_load(path: Path, beside: Path) -> Non
             assert (ROOT / file).is_file() or not str(file).startswith("configs/"), f"there is no {file}"
         files = [ROOT / file for file in given if (ROOT / file).is_file()]
         sets = [s for s in params.get("sets") or [] if not s.startswith("KEY=")]
+        workers = None if params.get("resume") else params.get("workers")
         if files or sets:
-            resolve(configuration.load(files, sets))
+            resolve(fitted(configuration.load(files, sets), workers))
+        files = [folder / file for file in given for folder in (ROOT, beside) if (folder / file).is_file()]
+        if arguments[0] == "train" and workers and len(files) == len(given):
+            check_workers(fitted(configuration.load(files, sets), workers), workers)
 
 
 def test_every_key_is_documented_with_its_default() -> None:
