@@ -58,7 +58,7 @@ def evaluate(
         typer.Option(
             "--text",
             metavar="SOURCE",
-            help="Text of the embedded suite: stdlib, a folder or a file. None: the run's own.",
+            help="Text of the embedded suite: stdlib, a folder or a file. None: what the run held out.",
             show_default=False,
         ),
     ] = None,
@@ -81,7 +81,7 @@ def evaluate(
         typer.Option("--out", metavar="FILE", help="The record to write. Left out: eval.json in the run folder.", show_default=False),
     ] = None,
 ) -> None:
-    """Zero-shot accuracies with standard errors, through lm-eval: public tasks, and a suite made of held-out text."""
+    """Zero-shot accuracies with standard errors, through lm-eval: public tasks, and a suite made of what a run held out, or of a text."""
     from gossamer.app import commands
 
     commands.evaluate(folder, tasks=tasks, data=data, text=text, limit=limit, seed=seed, out=out, round=round, length=length, batch=batch)

@@ -150,9 +150,15 @@ def test_an_export_answers_as_its_run_does(run: Path, record: dict, tmp_path: Pa
     for name in EMBEDDED:
         assert found["tasks"][name]["correct"] == record["tasks"][name]["correct"]
     assert [found["tasks"][name]["chance"] for name in ("arc_easy", "winogrande", "lambada_openai")] == [1 / 3, 0.5, 0.0]
-    assert "word order" in capsys.readouterr().out and not (model / "eval.json").exists()
+    said = capsys.readouterr().out
+    assert "word order" in said and not (model / "eval.json").exists()
+    assert f"Whether the model has been trained on the text of {text} is not known" in said, "nobody says that it is held out"
+    assert {found["tasks"][name]["source"] for name in EMBEDDED} == {f"text of {text}, seed 0"}
+    assert {record["tasks"][name]["source"] for name in EMBEDDED} == {"the run's held-out text, seed 0"}
     assert main(["eval", str(model), "--tasks", "embedded"]) == 2  # it does not say what it was trained on
     assert "--text" in capsys.readouterr().err
+    assert main(["eval", str(model), "--text", "no/such/text"]) == 2
+    assert "'no/such/text' does not exist; expected 'stdlib', a folder or a file: correct --text" in capsys.readouterr().err
 
 
 def test_the_record_keeps_what_is_known_of_the_same_model(run: Path, record: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

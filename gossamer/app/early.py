@@ -177,6 +177,14 @@ def unwritable(to: Path, error: OSError) -> RunFailed:
     return RunFailed(f"{to} cannot be written ({error.strerror}): free some space, or choose another folder with --to")
 
 
+def unknown_text(folder: Path) -> BadInput:
+    """That the embedded suite has nothing to be made of."""
+    return BadInput(
+        f"the embedded suite is made of text, and {folder} does not say what it was trained on and what was held out: name a text with "
+        "--text FOLDER, or --text stdlib for that of Python's own library"
+    )
+
+
 def check_model_folder(folder: Path, round: int | None) -> None:
     """Whether a folder holds what can be evaluated.
 

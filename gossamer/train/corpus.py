@@ -145,9 +145,9 @@ def _field(file: File, number: int, line: bytes) -> str:
     return text
 
 
-def missing(source: str) -> BadInput:
+def missing(source: str, named_by: str = "data.source") -> BadInput:
     """That there is no such text."""
-    return BadInput(f"the corpus {source!r} does not exist; expected {STDLIB!r}, a folder or a file: correct data.source")
+    return BadInput(f"the corpus {source!r} does not exist; expected {STDLIB!r}, a folder or a file: correct {named_by}")
 
 
 def _list(root: Path, builtin: bool) -> list[File]:

@@ -60,7 +60,7 @@ def make(name: str, documents: Iterable[str], seed: int, count: int = ITEMS) -> 
     blocks = _blocks(documents)
     if len(blocks) < LEAST:
         raise BadInput(
-            f"the held-out text has {len(blocks)} stretches of {CONTEXT + TARGET} words, and the embedded suite needs {LEAST}: "
+            f"the text has {len(blocks)} stretches of {CONTEXT + TARGET} words, and the embedded suite needs {LEAST}: "
             "give it more text, with --text FOLDER"
         )
     order = words(len(blocks), seed, Stream.ITEMS).argsort(kind="stable")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from gossamer.app.early import check_model_folder, loading
+from gossamer.app.early import check_model_folder, loading, unknown_text
 from gossamer.app.folder import clean, write_atomically
 from gossamer.app.wording import nearest
 from gossamer.app.zeroshot import embedded, harness, sources
@@ -20,6 +20,8 @@ from gossamer.app.zeroshot.harness import Score, against_chance
 from gossamer.app.zeroshot.items import Item, digest
 from gossamer.app.zeroshot.tasks import EMBEDDED, PUBLIC, TASKS
 from gossamer.core.errors import BadInput
+from gossamer.train.corpus import missing
+from gossamer.train.documents import exists
 
 if TYPE_CHECKING:
     from gossamer.app.zeroshot.subject import Subject
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 FILE = "eval.json"
 """Of a run folder."""
 FORMAT = 1
+NOT_KNOWN = "Whether the model has been trained on the text of {} is not known here."
+"""Of a text that is named, rather than held out by the run."""
 SUITE = "embedded"
 """Among the names of tasks: both of the embedded suite."""
 
@@ -84,7 +88,7 @@ def items_of(ask: Request, names: Sequence[str], about: Subject) -> dict[str, tu
         if name in EMBEDDED:
             documents = list(subject.held_out(about, ask.text)) if documents is None else documents
             made = embedded.make(name, documents, ask.seed, ask.limit or embedded.ITEMS)
-            found[name] = made, (f"held-out text of {ask.text}" if ask.text else subject.HELD_OUT) + f", seed {ask.seed}"
+            found[name] = made, f"{f'text of {ask.text}' if ask.text else subject.HELD_OUT}, seed {ask.seed}"
         elif name in files:
             found[name] = sources.read_file(TASKS[name], files[name], ask.limit), files[name].name
         else:
@@ -180,10 +184,14 @@ def run(folder: Path, ask: Request, out: Path | None, console: Console, *, round
     Raises:
         BadInput, RunFailed: as :func:`evaluate` and :func:`gossamer.app.zeroshot.subject.load`.
     """
-    check(ask)
+    made = any(name in EMBEDDED for name in check(ask))
     if out is not None and not out.parent.is_dir():
         raise BadInput(f"--out {out}: there is no folder {out.parent}; make it, or choose another")
     check_model_folder(folder, round)
+    if made and ask.text is None and not (folder / "config.toml").is_file():
+        raise unknown_text(folder)
+    if made and ask.text is not None and not exists(ask.text):
+        raise missing(ask.text, "--text")
     with loading(lambda: "nothing was written"):
         from gossamer.app.zeroshot import subject
 
@@ -194,6 +202,8 @@ def run(folder: Path, ask: Request, out: Path | None, console: Console, *, round
         kept(path, record)
     console.print(table(record))
     console.print("± one standard error, over the items. At chance: within two of them of a guess.")
+    if made and ask.text:
+        console.print(NOT_KNOWN.format(ask.text), markup=False)
     if path:
         console.print(f"written: {path}", markup=False)
 

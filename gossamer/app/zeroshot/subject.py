@@ -1,4 +1,4 @@
-"""What is evaluated: the model of a run folder, or a folder in Hugging Face's format; and the held-out text that goes with it."""
+"""What is evaluated: the model of a run folder, or a folder in Hugging Face's format; and the text that goes with it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 
 from gossamer.app import trained
 from gossamer.app.config import load as read_config
-from gossamer.app.early import check_model_folder
+from gossamer.app.early import check_model_folder, unknown_text
 from gossamer.app.folder import RunFolder
 from gossamer.app.job import resolve
 from gossamer.core.errors import BadInput, RunFailed
@@ -89,7 +89,8 @@ def held_out(subject: Subject, source: str | None) -> Iterator[str]:
     """Documents for the embedded suite.
 
     Args:
-        source: "stdlib", a folder or a file, whose held-out part is taken; None: that of the run's own data.
+        source: "stdlib", a folder or a file, of which the part is taken that a run on it would hold out; None: the held-out part of the
+            run's own data.
 
     Raises:
         BadInput: no such text; or it is not the run's any more; or the subject is no run and no text is named.
@@ -97,10 +98,7 @@ def held_out(subject: Subject, source: str | None) -> Iterator[str]:
     if source is not None:
         return text.documents(text.find(source).valid)
     if subject.run is None:
-        raise BadInput(
-            f"the embedded suite is made of held-out text, and {subject.folder} does not say what it was trained on: name a text with "
-            "--text FOLDER, or --text stdlib for that of Python's own library"
-        )
+        raise unknown_text(subject.folder)
     job = resolve(read_config([subject.folder / "config.toml"]))
     corpus = job.corpus()
     if corpus.content_hash != subject.run.facts()["corpus_sha256"]:
