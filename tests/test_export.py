@@ -98,6 +98,7 @@ def test_of_a_synchronous_run_the_model_is_what_all_hold(text: Path, tmp_path: P
     assert (
         sha256({k: v.detach() for k, v in parameters_of(found.model).items()})
         == json.loads((path / "summary.json").read_text())["params_sha256"][0]
+        == json.loads((path / "summary.json").read_text())["model_sha256"]
     )
     to = export(path, tmp_path / "out")
     with safe_open(to / "model.safetensors", framework="pt") as f:
@@ -157,6 +158,23 @@ def test_damage_is_said(gossip: Path, text: Path, tmp_path: Path) -> None:
     (copy / "model.safetensors").write_bytes(b"torn")
     with pytest.raises(RunFailed, match="damaged"):
         load(copy)
+    whole = bytearray((gossip / "model.safetensors").read_bytes())
+    whole[-100] ^= 0x40  # in a number, which no format would miss
+    (copy / "model.safetensors").write_bytes(whole)
+    with pytest.raises(RunFailed, match=r"model.safetensors is damaged, or of another run: .* Put it back"):
+        export(copy, tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+    (copy / "model.safetensors").write_bytes((gossip / "model.safetensors").read_bytes())
+    summary = json.loads((copy / "summary.json").read_text())
+    (copy / "summary.json").write_text(json.dumps(summary | {"tokens": summary["tokens"] + 1}))
+    with pytest.raises(RunFailed, match=rf"of another run: .* after {summary['tokens'] + 1} tokens"):
+        load(copy)
+    (copy / "summary.json").write_text("[]")
+    with pytest.raises(BadInput, match="is damaged: expected an object"):
+        load(copy)
+    del summary["model_sha256"]  # of an earlier release
+    (copy / "summary.json").write_text(json.dumps(summary))
+    assert load(copy).round == 4
     assert load(copy, 4).round == 4
     part = next((copy / "checkpoints").glob("round-000004/**/*.safetensors"))
     part.write_bytes(part.read_bytes()[:-1] + b"\0")

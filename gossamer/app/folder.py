@@ -175,9 +175,11 @@ class RunFolder:
         """
         file = self.path / "summary.json"
         try:
-            found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+            found = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             raise BadInput(f"{file} cannot be read as JSON ({error}): put it back, or resume the run") from error
+        if not isinstance(found, dict):
+            raise BadInput(f"{file} is damaged: expected an object. Put it back, or resume the run")
         return found
 
     def cut(self, name: str, rounds: int, since: int = 0) -> None:

@@ -188,6 +188,7 @@ def write_result(
         distance=None if job.servers else consensus_distance(living),
         hashes=[sha256(living[0])] if job.servers else [sha256(trees[i]) if i in trees else None for i in range(job.n)],
         dead=dead if job.servers else [i for i in range(job.n) if i not in trees],
+        model=sha256(model),
         agreed=write_agreement(job, folder, [r for r in records if r["round"] > job.method.since[0]]),
     )
     if not lean:

@@ -54,10 +54,11 @@ def summarise(
     worker_losses: Sequence[float | None] | None,
     distance: float | None,
     hashes: Sequence[str | None],
+    model: str | None,
     dead: Sequence[int] = (),
     agreed: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The content of `summary.json` (design: run folder)."""
+    """The content of `summary.json` (design: run folder). `hashes` are of the workers' parameters, `model` is that of their mean."""
     records = list(records)
     n = job.n
     seconds = [dict.fromkeys(KINDS, 0.0) for _ in range(n)]
@@ -123,6 +124,7 @@ def summarise(
         "consensus_distance": distance,
         "consensus": None if agreed is None else dict(agreed),
         "params_sha256": list(hashes),
+        "model_sha256": model,
         "charged_as": None if world != "sim" else job.charged_as,
         "bytes_charge": 1.0 if world != "sim" else job.bytes_charge,
     }

@@ -62,4 +62,4 @@ def time_only(job: Job, rounds: int | None = None, *, noise: bool = True, hooks:
         }
         for i, account in enumerate(result.accounts[: job.n])
     ]
-    return summarise(job, "sim (timing only)", records, final_loss=None, worker_losses=None, distance=None, hashes=[]), result
+    return summarise(job, "sim (timing only)", records, final_loss=None, worker_losses=None, distance=None, hashes=[], model=None), result

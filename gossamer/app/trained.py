@@ -20,8 +20,8 @@ from gossamer.app.config import load as read_config
 from gossamer.app.folder import TOKENIZER, RunFolder
 from gossamer.app.job import Job, resolve
 from gossamer.app.settings import Config
-from gossamer.core.errors import BadInput
-from gossamer.core.tree import Tree
+from gossamer.core.errors import BadInput, RunFailed
+from gossamer.core.tree import Tree, sha256
 from gossamer.train import checkpoint, weights
 from gossamer.train.adapt import merged
 from gossamer.train.model import longest_sequence, parameters_of
@@ -128,6 +128,7 @@ def tokenizer(run: RunFolder, job: Job, longest: int | None) -> Any:
 def _weights(run: RunFolder, job: Job, round: int | None) -> Weights:
     """The fleet's mean."""
     if round is None and run.finished and (end := weights.read(run.path)) is not None:
+        _check_end(run, end)
         return end
     folder = run.checkpoints
     found = checkpoint.latest(folder) if round is None else round
@@ -140,6 +141,24 @@ def _weights(run: RunFolder, job: Job, round: int | None) -> Weights:
         kept = f"there are rounds {', '.join(map(str, there))}" if there else "there is none"
         raise BadInput(f"{run.path} has no checkpoint of round {found}: {kept} (checkpoint.every and checkpoint.keep)")
     return weights.of_checkpoint(folder, found, _whose(run, job, checkpoint.read_manifest(folder, found)))
+
+
+def _check_end(run: RunFolder, end: Weights) -> None:
+    """That the model is the one that the summary was made of. Older runs do not say.
+
+    Raises:
+        RunFailed: it is not.
+    """
+    said = run.summary()
+    if "model_sha256" not in said:
+        return
+    of_summary, of_file = (said["model_sha256"], said.get("tokens")), (sha256(end.tree), end.tokens)
+    if of_summary != of_file:
+        there, here = (f"SHA-256 {str(mark)[:12]}... after {tokens} tokens" for mark, tokens in (of_summary, of_file))
+        raise RunFailed(
+            f"{run.path / weights.FILE} is damaged, or of another run: the summary has {there}, the file {here}. Put it back, or take the "
+            "last checkpoint by its round"
+        )
 
 
 def _whose(run: RunFolder, job: Job, manifest: checkpoint.Manifest) -> list[int]:
