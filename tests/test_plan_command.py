@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from rich.console import Console
 from gossamer.app.config import load as config_of
 from gossamer.app.forecast import Forecast, Row, choice, forecast, others, simulated
 from gossamer.app.job import Job, resolve
-from gossamer.app.plan import plan, show, verdict
+from gossamer.app.plan import plan, show, verdict, with_own
 from gossamer.app.settings import Config
 from gossamer.core.errors import BadInput
 from gossamer.core.fleet import Fleet
@@ -46,10 +47,30 @@ def test_each_worker_and_each_method_has_its_line() -> None:
         site = j.fleet.site(i)
         line = next(line for line in text.splitlines() if line.strip().startswith(f"{i} ") and site.name in line).split()
         assert {str(p.steps[i]), str(p.batch[i]), f"{p.tokens(i):,}"} <= set(line)
-    for label in (*OTHERS, "geomesh (configured)"):
+    assert "geomesh (configured)" not in text, "it is one of the usual methods"
+    for label in ("GeoMesh (configured)" if label == "GeoMesh" else label for label in OTHERS):
         assert sum(line.strip().startswith(f"{label}  ") for line in text.splitlines()) == 1, label
     assert "balance: " in text and "memory, H100 80GB: " in text and "outer state per worker" in text and "Choice: " in text
     assert "charged as llama-150m" in text
+
+
+@pytest.mark.parametrize(
+    "sets, label",
+    [
+        (["method.name=diloco", "plan.name=uniform"], "DiLoCo (configured)"),
+        (["method.name=diloco", "plan.name=uniform", "name=mine"], "DiLoCo (configured)"),
+        (["method.name=diloco", "plan.name=uniform", "method.outer_lr=0.5"], "diloco (configured)"),
+        (["method.name=geomesh", "plan.name=uniform", "fleet.name=uniform-4"], "CSS only (configured)"),
+        (["method.name=geomesh", "plan.name=awb", "fleet.name=uniform-4"], "GeoMesh (configured)"),
+    ],
+)
+def test_the_configured_method_has_one_row(sets: list[str], label: str) -> None:
+    j = job(*CHARGED, *sets)
+    seen, usual = forecast(j), others(j, Net(j.fleet))
+    rows = with_own(usual, replace(usual[0], label="diloco (configured)", plan=j.config.plan.name, forecast=seen, settings=()))
+    assert [r.label for r in rows if r.label.endswith(" (configured)")] == [label]
+    own = next(r for r in rows if r.label == label)
+    assert len(rows) == len(usual) + (label == "diloco (configured)") and not own.settings and own.forecast == seen
 
 
 def test_the_table_has_the_methods_as_they_would_run() -> None:

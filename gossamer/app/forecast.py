@@ -100,6 +100,8 @@ class Row:
     """What to set to have it; nothing where it is the configuration itself."""
     cost: float | None = None
     """In the fleet's currency; None where it has no prices."""
+    configured: bool = False
+    """Whether it is the configuration's own method, and its own work."""
 
 
 _OTHERS: tuple[tuple[str, str, dict[str, Option], str], ...] = (
@@ -126,7 +128,7 @@ def others(job: Job, net: Net) -> list[Row]:
             continue
         found = row(other, label, plan, forecast(other, net), job.method.total_tokens)
         asked = {"method.name": name, **{f"method.{key}": value for key, value in options.items()}, "plan.name": plan}
-        rows.append(replace(found, settings=tuple(f"{key}={value}" for key, value in asked.items())))
+        rows.append(replace(found, settings=tuple(f"{key}={value}" for key, value in asked.items()), configured=other.method == job.method))
     return rows
 
 

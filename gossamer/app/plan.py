@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from rich import box
 from rich.console import Console
@@ -36,9 +37,18 @@ def plan(job: Job, console: Console) -> None:
     seen = forecast(job, net)
     show(job, console, seen)
     tokens = job.method.total_tokens
-    rows = [*others(job, net), row(job, f"{job.title} (configured)", plan_name(job.config), seen, tokens)]
+    rows = with_own(others(job, net), row(job, f"{job.title} (configured)", plan_name(job.config), seen, tokens))
     console.print(_methods(job, rows))
     console.print(verdict(rows, tokens), highlight=False)
+
+
+def with_own(rows: Sequence[Row], own: Row) -> list[Row]:
+    """The usual methods and the configured one, which has one row: in the place of the usual one that it is, or else the last."""
+    alike = sorted((row.plan != own.plan, k) for k, row in enumerate(rows) if row.configured)
+    if not alike:
+        return [*rows, own]
+    _, k = alike[0]
+    return [*rows[:k], replace(own, label=f"{rows[k].label} (configured)"), *rows[k + 1 :]]
 
 
 def show(job: Job, console: Console, seen: Forecast) -> None:
