@@ -262,6 +262,7 @@ def test_a_grid_in_several_processes(text: Path, tmp_path: Path, capsys) -> None
     assert main([*arguments, "--set", "run.rounds=1", "--jobs", "2"]) == 0
     said = capsys.readouterr().out
     assert "8 cells (0 cached): 8 runs x 64 tokens" in said and "8 of 8" in said
+    assert "\n* lowest mean loss of each configuration\n" in said and "One seed" not in said
     assert "an edge of the grid" in said and ("geomesh minus diloco" in said or "diloco minus geomesh" in said)
     found = json.loads((out / "grid.json").read_text())
     assert [row["values"]["inner.lr"] for row in found["rows"]] == ["0.001", "0.003"] * 2

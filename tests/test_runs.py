@@ -248,6 +248,7 @@ def test_a_comparison_makes_one_table_and_goes_on_where_it_was(text: Path, tmp_p
     first = (out / "diloco" / "summary.json").stat().st_mtime_ns
     said = capsys.readouterr().out
     assert "diloco" in said.lower() and "gasloc" in said.lower() and (out / "report.html").is_file()
+    assert "One seed: differences may be chance. The same with --seeds 3" in said
     assert main(["compare", *map(str, files), "--out", str(out)]) == 0
     assert (out / "diloco" / "summary.json").stat().st_mtime_ns == first
     want = summary(out / "gasloc")

@@ -121,14 +121,16 @@ def compare(configs: Sequence[Path], sets: Sequence[str], *, base: Path | None, 
     shared = [base] if base else []
     read = [load([*shared, config], sets) for config in configs]
     with loading():
-        from gossamer.app.compare import compare as run
+        from gossamer.app import compare as app
         from gossamer.app.job import resolve
         from gossamer.report import page
 
         planned = [resolve(config) for config in read]
-    folders = run(planned, out, processes=jobs, console=_console())
+    folders = app.compare(planned, out, processes=jobs, console=_console())
     path = page.write_page(folders, out / "report.html")
     _show_table(folders)
+    if app.one_seed(read):
+        _console().print(f"{app.ONE_SEED} The same with --seeds 3 tells which are more than that.")
     _console().print(f"report: {path}")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from gossamer.app.config import Config, load
+from gossamer.app.config import Config, dump, load, override
 from gossamer.app.folder import RunFolder, check_new
 from gossamer.app.job import Job, resolve
 from gossamer.app.settings_base import Section
@@ -20,6 +20,9 @@ from gossamer.core.errors import BadInput
 from gossamer.core.fleet import Fleet
 from gossamer.real.signals import end_with_parent
 from gossamer.train import checkpoint
+
+ONE_SEED = "One seed: differences may be chance."
+"""Of a table whose rows have one run each."""
 
 
 def compare(jobs: Sequence[Job], out: Path, *, processes: int = 1, console: Console | None = None) -> list[Path]:
@@ -65,6 +68,17 @@ def _simulate(job: Job, folder: Path, quiet: bool) -> None:
             return
         shutil.rmtree(folder)  # an attempt that came to no checkpoint
     simulate(job, folder, quiet=quiet)
+
+
+def one_seed(configs: Sequence[Config]) -> bool:
+    """Whether there are several rows, and none that differs from another in its seed alone.
+
+    >>> a, b = load(), load(sets=["method.name=diloco"])
+    >>> one_seed([a, b]), one_seed([a]), one_seed([a, b, load(sets=["seed=1"])])
+    (True, False, False)
+    """
+    rows = {dump(override(config, {"seed": 0, "name": ""})) for config in configs}
+    return len(rows) == len(configs) > 1
 
 
 def check_comparable(jobs: Sequence[Job]) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 from rich.console import Console
 
 from gossamer.app.cells import Cell, cell_path, run_cells
-from gossamer.app.compare import check_comparable
+from gossamer.app.compare import ONE_SEED, check_comparable
 from gossamer.app.config import Config, load, override
 from gossamer.app.engines import Engine
 from gossamer.app.folder import clean, write_atomically
@@ -212,7 +212,11 @@ def run_grid(
     console.print()
     console.print(title(rows), markup=False)
     console.print()
-    for line in (*as_lines(rows, axes, console.width), ""):
+    for line in (
+        *as_lines(rows, axes, console.width),
+        *(["* lowest mean loss of each configuration"] if _best_by_source(rows) else []),
+        "",
+    ):
         console.print(line, markup=False)
     for line in said:
         console.print(line, markup=False)
@@ -328,7 +332,7 @@ def notes(rows: Sequence[Row], axes: Sequence[Axis], cells: Path) -> list[str]:
                 f"{verdict(*found)}."
             )
     if rows and len(rows[0].configs) == 1:
-        said.append("One seed: differences may be chance.")
+        said.append(ONE_SEED)
     try:
         check_comparable([resolve(row.configs[0]) for row in rows])
     except BadInput as error:
