@@ -23,7 +23,7 @@ from typing import Any
 from rich.console import Console
 
 from gossamer.app import corpora
-from gossamer.app.config import Config
+from gossamer.app.config import LOCAL, Config, plain
 from gossamer.app.engines import Engine, outcomes_on
 from gossamer.app.folder import RunFolder, clean, write_atomically
 from gossamer.app.job import Job, resolve
@@ -38,10 +38,6 @@ from gossamer.train.pretrained import WEIGHTS, folder_of
 CELLS_VERSION = 1
 """Of what a configuration means: raise it when a default, a recipe, a fleet model or the training changes so that equal configurations give
 other results. Every cell is then run anew."""
-
-_LOCAL = {"name": None, "log": None, "run": ("out", "threads_per_worker", "device", "offload")}
-"""What leaves the result as it is: the label, the folder, threads, device and where outer state is."""
-
 
 _NEEDED = frozenset({"method", "tokens", "final_loss", "wall_s", "target_perplexity", "charged_as"})
 """Of a summary: what tables look up."""
@@ -264,18 +260,13 @@ def cell_hash(job: Job, texts: dict[str, str] | None = None) -> str:
 def non_default(config: Config) -> dict[str, Any]:
     """The settings that differ from their defaults, as nested tables, without what leaves the result as it is. Options of the method are
     compared with the defaults of its recipe."""
-    data = config.model_dump(exclude_none=True)
-    for key, inner in _LOCAL.items():
-        if inner is None:
-            data.pop(key, None)
-        else:
-            data[key] = {k: v for k, v in data[key].items() if k not in inner}
+    data = plain(config, LOCAL)
     recipe = find_recipe(config.method.name)
     parameters = inspect.signature(recipe).parameters
     options = check_options(recipe, config.method.options, reserved=("setting",))
     kept = {k: v for k, v in options.items() if v != parameters[k].default or type(v) is not type(parameters[k].default)}
     data["method"] = {"name": config.method.name} | {k: list(v) if isinstance(v, tuple) else v for k, v in kept.items()}
-    return _difference(data, Config().model_dump(exclude_none=True))
+    return _difference(data, plain(Config()))
 
 
 def _difference(given: Mapping[str, Any], default: Mapping[str, Any]) -> dict[str, Any]:

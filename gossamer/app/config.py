@@ -26,11 +26,12 @@ from gossamer.app.settings_base import Section
 from gossamer.app.wording import bounds, describe, nearest, show
 from gossamer.core.errors import BadInput
 
-__all__ = ["Config", "config_hash", "dump", "load", "override", "parse", "shared"]
+__all__ = ["LOCAL", "Config", "config_hash", "dump", "load", "override", "parse", "plain", "shared"]
 
 _KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
-_LOCAL = {"name": None, "log": None, "wan": None, "run": {"out": None, "threads_per_worker": None, "device": None, "offload": None}}
-"""What may differ between the workers of one run, or is compared elsewhere (wan)."""
+LOCAL = ("name", "log", "run.out", "run.threads_per_worker", "run.device", "run.offload")
+"""What is no part of the result, and may differ between the workers of one run: the label, where numbers are shown, the folder, threads,
+device, and where outer state is."""
 
 
 def load(paths: Iterable[str | Path] = (), sets: Iterable[str] = ()) -> Config:
@@ -68,7 +69,7 @@ def override(config: Config, values: Mapping[str, Any]) -> Config:
     Raises:
         BadInput: as for `load`.
     """
-    data = _plain(config)
+    data = plain(config)
     for key, value in values.items():
         _merge(data, _nested(key, value))
     return parse(data)
@@ -80,12 +81,11 @@ def dump(config: Config) -> str:
     >>> load() == parse(tomllib.loads(dump(load())))
     True
     """
-    return tomli_w.dumps(_plain(config))
+    return tomli_w.dumps(plain(config))
 
 
 def config_hash(config: Config) -> int:
-    """A 64-bit mark of everything that the workers of one run must agree on: all but the label, the folder, threads,
-    device and offload.
+    """A 64-bit mark of everything that the workers of one run must agree on (:func:`shared`).
 
     >>> config_hash(load()) == config_hash(load(sets=["run.device=cpu"])) != config_hash(load(sets=["seed=1"]))
     True
@@ -95,19 +95,20 @@ def config_hash(config: Config) -> int:
 
 
 def shared(config: Config) -> dict[str, Any]:
-    """What the workers of one run must agree on, as nested tables."""
-    data = _plain(config)
-    for key, inner in _LOCAL.items():
-        if inner is None:
-            data.pop(key, None)
-        else:
-            data[key] = {k: v for k, v in data[key].items() if k not in inner}
+    """What the workers of one run must agree on, as nested tables: all but LOCAL, and `wan`, which is compared elsewhere."""
+    return plain(config, ("wan", *LOCAL))
+
+
+def plain(config: Config, leave_out: Iterable[str] = ()) -> dict[str, Any]:
+    """Nested tables without the keys that are left out: where they are None, or by their dotted names."""
+    data = config.model_dump(exclude_none=True)
+    for key in leave_out:
+        *tables, last = key.split(".")
+        within = data
+        for table in tables:
+            within = within[table]
+        within.pop(last, None)
     return data
-
-
-def _plain(config: Config) -> dict[str, Any]:
-    """Nested tables without the keys that are left out (None)."""
-    return config.model_dump(exclude_none=True)
 
 
 def _read(path: Path) -> dict[str, Any]:
