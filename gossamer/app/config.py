@@ -26,7 +26,7 @@ from gossamer.app.settings_base import Section
 from gossamer.app.wording import bounds, describe, nearest, show
 from gossamer.core.errors import BadInput
 
-__all__ = ["LOCAL", "Config", "config_hash", "dump", "load", "override", "parse", "plain", "shared"]
+__all__ = ["LOCAL", "Config", "config_hash", "dump", "load", "override", "parse", "plain", "shared", "value_of"]
 
 _KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 LOCAL = ("name", "log", "run.out", "run.threads_per_worker", "run.device", "run.offload")
@@ -125,17 +125,26 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _assignment(text: str) -> tuple[str, Any]:
-    """`key.sub=value`: a TOML value, or else text without quotes."""
+    """`key.sub=value`."""
     key, sign, raw = (part.strip() for part in text.partition("="))
     if not sign or not _KEY.fullmatch(key):
         raise BadInput(f"--set {text}: expected key=value, such as --set plan.steps=10")
+    return key, value_of(raw)
+
+
+def value_of(raw: str) -> Any:
+    """What is given on a command line: a TOML value, or else text without quotes.
+
+    >>> [value_of(raw) for raw in ("3", '"3"', "gpu", "2026-01-01")]
+    [3, '3', 'gpu', '2026-01-01']
+    """
     try:
         parsed = tomllib.loads(f"value = {raw}")
     except (ValueError, RecursionError):  # not TOML, or a number of thousands of digits, or brackets thousands deep
-        return key, raw
+        return raw
     value = parsed["value"]
     times = (datetime.date, datetime.time)  # a folder called 2026-01-01 is text
-    return key, raw if len(parsed) > 1 or isinstance(value, times) else value
+    return raw if len(parsed) > 1 or isinstance(value, times) else value
 
 
 def _nested(key: str, value: Any) -> dict[str, Any]:

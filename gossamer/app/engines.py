@@ -10,14 +10,14 @@ import importlib
 import os
 import shutil
 import time
-import tomllib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from gossamer.app.pool import Attempt, Ended, Outcome, run
+from gossamer.app.config import value_of
+from gossamer.app.pool import Attempt, Ended, Outcome, interrupt, run
 from gossamer.core.errors import BadInput, RunFailed
 from gossamer.real.signals import handling
 
@@ -64,7 +64,7 @@ def outcomes_on(engine: Engine, attempts: Sequence[Attempt]) -> Ended:
     own = {a.mark: a for a in attempts}
     tries = dict.fromkeys(own, 0)
     try:
-        with handling(_interrupt):
+        with handling(interrupt):
             while waiting or running:
                 room = len(waiting) if engine.at_once is None else min(len(waiting), engine.at_once - len(running))
                 some = [waiting.popleft() for _ in range(room)]
@@ -86,10 +86,6 @@ def outcomes_on(engine: Engine, attempts: Sequence[Attempt]) -> Ended:
         raise
     finally:
         engine.close()
-
-
-def _interrupt(number: int) -> None:
-    raise KeyboardInterrupt
 
 
 def _elsewhere(attempt: Attempt) -> Attempt:
@@ -263,14 +259,11 @@ def engine_named(name: str, options: Sequence[str], at_once: int | None, folder:
 
 
 def _option(text: str) -> tuple[str, Any]:
-    """`key=value`: a TOML value, or else text without quotes."""
+    """`key=value`, as of --set."""
     key, sign, raw = (part.strip() for part in text.partition("="))
     if not sign or not key or not raw:
         raise BadInput(f"--engine-option {text}: expected key=value, such as --engine-option partition=gpu")
-    try:
-        return key, tomllib.loads(f"value = {raw}")["value"]
-    except tomllib.TOMLDecodeError:
-        return key, raw
+    return key, value_of(raw)
 
 
 def _library(name: str) -> Any:

@@ -91,7 +91,7 @@ def _side_by_side(attempts: Sequence[Attempt], processes: int) -> Ended:
     pool = ProcessPoolExecutor(min(processes, len(attempts)), context, initializer=_begin, initargs=(stop, now))
     running: dict[Future[Outcome], Attempt] = {}
     try:
-        with handling(_interrupt):
+        with handling(interrupt):
             with _ignoring_interrupts():  # inherited by the processes, until they say otherwise
                 running.update({pool.submit(run, attempt): attempt for attempt in attempts})
             while running:
@@ -115,7 +115,7 @@ def _side_by_side(attempts: Sequence[Attempt], processes: int) -> Ended:
     except KeyboardInterrupt:
         stop.set()
         try:
-            with handling(_interrupt):
+            with handling(interrupt):
                 pool.shutdown(cancel_futures=True)
         except KeyboardInterrupt:  # a second time
             now.set()
@@ -125,7 +125,8 @@ def _side_by_side(attempts: Sequence[Attempt], processes: int) -> Ended:
         pool.shutdown(cancel_futures=True)
 
 
-def _interrupt(number: int) -> None:
+def interrupt(number: int) -> None:
+    """What a signal does where runs of others are waited for."""
     raise KeyboardInterrupt
 
 
