@@ -342,7 +342,7 @@ def store(path: Path, job: Job, mark: str, *, folder: RunFolder | None, seconds:
     if folder is None:
         content["failed"] = failed
     else:
-        content["summary"] = json.loads((folder.path / "summary.json").read_text(encoding="utf-8"))
+        content["summary"] = folder.summary()
         evaluations = [r for r in folder.read_lines("metrics.jsonl") if r["kind"] == "eval" and r["worker"] == "fleet"]
         content["curve"] = [[r["tokens"], r["time_s"], r["loss"]] for r in evaluations]
     content["seconds"] = round(seconds, 3)

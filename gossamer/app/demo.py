@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from rich.console import Console
 from gossamer.app.compare import compare
 from gossamer.app.config import dump, override, parse
 from gossamer.app.export import export
-from gossamer.app.folder import check_new, default_path, write_atomically
+from gossamer.app.folder import RunFolder, check_new, default_path, write_atomically
 from gossamer.app.job import Job, resolve
 from gossamer.app.train import launch_local
 from gossamer.app.zeroshot.evaluation import SUITE, Request
@@ -107,7 +106,7 @@ def _save(job: Job, path: Path, values: dict[str, Any]) -> Job:
 
 
 def _same(real: Path, simulated: Path) -> str:
-    a, b = (json.loads((folder / "summary.json").read_text())["params_sha256"] for folder in (real, simulated))
+    a, b = (RunFolder(folder).summary()["params_sha256"] for folder in (real, simulated))
     if a != b:
         raise RunFailed(
             f"the real run {real} and its simulation {simulated} end with different parameters ({a} against {b}): a bug, please report it"
