@@ -234,6 +234,10 @@ class Job:
         e, length = self.config.eval, self.config.plan.sequence
         return lambda tree: evaluate_tree(scratch, tree, corpus, e.sequences, length, e.batch, self.precision).loss
 
+    def due(self, every: int, round: int) -> bool:
+        """Whether what is done every so many rounds (0: never) and at the end is done after `round`."""
+        return round == self.method.rounds or (every > 0 and round % every == 0)
+
     @property
     def slowdown(self) -> Slowdown | None:
         """The worker that slows down in the middle of the run."""

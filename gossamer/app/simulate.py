@@ -236,10 +236,10 @@ class SimHooks:
         self._furthest = max(self._furthest, round)
         if self.stop_asked and self.stopped_at is None:
             self.stopped_at = min(self._furthest + 1, self.job.method.rounds)
-        due = self._due(self.job.config.eval.every, round) and not self.job.servers
+        due = self.job.due(self.job.config.eval.every, round) and not self.job.servers
         self._cuts[round][worker] = (time_s, master(state.x) if due else None)
         thrown_away = self.trace is None and round == self.job.method.rounds
-        due = self._due(self.job.config.checkpoint.every, round) and not thrown_away
+        due = self.job.due(self.job.config.checkpoint.every, round) and not thrown_away
         if (round == self.stopped_at or due) and not self.job.servers:
             self._save(worker, round, time_s, state, body)
         if len(self._cuts[round]) == self._expected(round):
@@ -249,9 +249,6 @@ class SimHooks:
     def _expected(self, round: int) -> int:
         """How many workers come to the boundary of `round`."""
         return self.job.n - len(self.absences.missing(round))
-
-    def _due(self, every: int, round: int) -> bool:
-        return round == self.job.method.rounds or (every > 0 and round % every == 0)
 
     def _save(self, worker: int, round: int, time_s: float, state: State, body: Body | None) -> None:
         assert body is not None and isinstance(self.network, Network)

@@ -328,13 +328,13 @@ class NetHooks:
         if self._passing:
             self._passing.completed(round, time_s)
             self._loss = self._passing.loss
-        elif self._due(self.job.config.eval.every, round):
+        elif self.job.due(self.job.config.eval.every, round):
             self._loss = self._judge(state.x)
             self.mine.add("metrics.jsonl", evaluation(round, worker, state.tokens, time_s, self._loss))
         last = round == self.group.last_round
         if last:
             self.group.post(last_key(round), str(round))
-        if last or self._due(self.job.config.checkpoint.every, round):
+        if last or self.job.due(self.job.config.checkpoint.every, round):
             assert body is not None
             self.mine.flush()
             place = Place(site.rank, site.size, self.job.ranges.rows if self.job.ranges else None)
@@ -350,9 +350,6 @@ class NetHooks:
         whose = "validation loss" if self.job.method.synchronous or self._passing else f"worker {worker}'s validation loss"
         self.progress.update(round, state.tokens, self._loss, f"clock {duration(time_s)}", what=whose)
         return Go()
-
-    def _due(self, every: int, round: int) -> bool:
-        return round == self.job.method.rounds or (every > 0 and round % every == 0)
 
     def close_checkpoints(self, wait: bool = False) -> None:
         """Closes the checkpoints of which all parts are there (the lowest worker that is left)."""

@@ -154,7 +154,7 @@ class SiteHooks:
         if self.passing is not None:
             self.passing.completed(round, time_s)
             self._loss = self.passing.loss
-        elif self._due(self.job.config.eval.every, round):
+        elif self.job.due(self.job.config.eval.every, round):
             if self._ranks is not None:
                 self._ranks.gate.cross()
             self._loss = self._judge(state.x)
@@ -162,7 +162,7 @@ class SiteHooks:
         self.before = self.held if self._ranks is not None else None
         self.held = Snapshot.of(state, body, time_s, self.held.session)
         self.passed()
-        if self._due(self.job.config.checkpoint.every, round):
+        if self.job.due(self.job.config.checkpoint.every, round):
             self.save(beside=True)
         if self.job.kills.get(self.me) == round and self.place.rank == self.place.ranks - 1:
             self.close()
@@ -236,9 +236,6 @@ class SiteHooks:
 
     went_back: Callable[[int, int], None] = staticmethod(lambda round, tokens: None)
     """Told that the run goes on from a round, with its planned tokens."""
-
-    def _due(self, every: int, round: int) -> bool:
-        return round == self.job.method.rounds or (every > 0 and round % every == 0)
 
     def note(self, record: dict[str, Any]) -> None:
         if record["kind"] in ("round", "close"):
