@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,11 +10,17 @@ from typing import Any
 import pytest
 from coordinator_toys import at, caller, spec
 
+from gossamer.app.folder import RunFolder
+from gossamer.app.wan import hooks
 from gossamer.app.wan.bound import Bound
-from gossamer.core.errors import BadInput
+from gossamer.app.wan.state import Snapshot
+from gossamer.core.errors import BadInput, RunFailed
+from gossamer.train.recut import ALONE
+from gossamer.train.writing import Writer
 from gossamer.wan.deadlines import Timeouts
 from gossamer.wan.roster.records import Propose, Roster, Session, Verdict
 from gossamer.wan.roster.sessions import GoneOn, NotYet, Sessions
+from gossamer.worker.state import State
 
 
 def session(number: int, *members: int) -> Session:
@@ -158,3 +165,24 @@ def test_a_file_of_sessions_is_whole_or_refused(tmp_path: Path) -> None:
     for _ in range(2):
         full.keep((session(3, 0, 1),))
     assert len(said) == 1 and "free some space" in said[0]
+
+
+def test_a_checkpoint_that_fails_beside_the_run_is_tried_again_where_it_is_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site that leaves: what it hands in last is of the boundary whose checkpoint is still being written, in vain."""
+    at_work, tries, written = threading.Event(), list[int](), list[str | None]()
+
+    def write(*_: Any) -> tuple[Path, str]:
+        tries.append(at_work.wait(10.0))
+        if len(tries) == 1:
+            raise RunFailed("the disk is full")
+        return tmp_path, "sha"
+
+    monkeypatch.setattr(hooks, "write", write)
+    mine = hooks.SiteHooks.__new__(hooks.SiteHooks)
+    mine.writer, mine.held, mine._said, mine._files = Writer(), Snapshot(State(x={}, round=3), {}, 0.0, 1), None, {}
+    mine.folder, mine.me, mine.place = RunFolder(tmp_path), 0, ALONE
+    mine.written = lambda round, tokens, sha: written.append(sha)
+    mine.save(beside=True)
+    threading.Timer(0.05, at_work.set).start()
+    mine.save()
+    assert written == [None, "sha"] and tries == [True, True]

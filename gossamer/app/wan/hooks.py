@@ -185,8 +185,8 @@ class SiteHooks:
             beside: while the run goes on; otherwise it is written when this returns.
         """
         held = self.held
+        self.writer.wait()  # the one before may fail, and it is of the same boundary, perhaps
         if held is not None and (self._said != held.state.round or again):
-            self.writer.wait()
             self._said = held.state.round
             try:
                 for file in self._files.values():
