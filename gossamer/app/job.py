@@ -40,6 +40,7 @@ from gossamer.train.compute import Precision, TrainBody, device_named
 from gossamer.train.data import Corpus
 from gossamer.train.evaluate import evaluate_tree
 from gossamer.train.offload import HOST, Offloaded
+from gossamer.train.recut import Place
 from gossamer.train.shard import Ranks, compile_blocks, shard
 from gossamer.worker.effects import Program
 from gossamer.worker.peer import start
@@ -118,6 +119,10 @@ class Job:
         atoms = self.ranges.atoms(self.layout)
         held = self.ranges.held(atoms, worker, rank)
         return Seat(worker, self.method, held, self.run_id, rank=rank, ranges=self.ranges, whole=atoms)
+
+    def place(self, rank: int, ranks: int) -> Place:
+        """One of the ranks of a worker, as checkpoints cut the model over them."""
+        return Place(rank, ranks, self.ranges.rows if self.ranges else None)
 
     def seat(self, worker: int, combine: Combine | None = None) -> Seat:
         """Worker's place in the run."""

@@ -36,7 +36,6 @@ from gossamer.real.group import Group
 from gossamer.train import checkpoint
 from gossamer.train.data import Corpus
 from gossamer.train.parts import put
-from gossamer.train.recut import Place
 from gossamer.train.writing import Writer
 from gossamer.worker.account import TraceKind
 from gossamer.worker.effects import Body, Go, Stop
@@ -234,7 +233,7 @@ def _run(job: Job, group: Group, folder: RunFolder, corpus: Corpus, round0: int,
     start_s = 0.0
     mine = Mine(folder, group.me, site.rank, None if group.me else loggers)
     if round0:
-        state, kept, extra = part_of(job, folder.checkpoints, round0, me, body.home, Place(site.rank, site.size), seat)
+        state, kept, extra = part_of(job, folder.checkpoints, round0, me, body.home, job.place(site.rank, site.size), seat)
         body.load_state(kept)
         start_s = extra["time_s"]
         for name in STREAMS:
@@ -337,7 +336,7 @@ class NetHooks:
         if last or self.job.due(self.job.config.checkpoint.every, round):
             assert body is not None
             self.mine.flush()
-            place = Place(site.rank, site.size, self.job.ranges.rows if self.job.ranges else None)
+            place = self.job.place(site.rank, site.size)
             part = checkpoint.stage(self.folder.checkpoints, round, worker, state, body.state(), {"time_s": time_s}, place)
             self.writer.do(lambda: self.group.post(part_key(round, seat), put(part)))
             self._open[round] = state.tokens

@@ -26,7 +26,6 @@ from gossamer.real.driver import run
 from gossamer.real.group import Group
 from gossamer.real.site import Alone, Site
 from gossamer.train.data import Corpus
-from gossamer.train.recut import Place
 from gossamer.train.resuming import Resuming
 from gossamer.wan.deadlines import Timeouts
 from gossamer.wan.links.listening import Port
@@ -65,7 +64,7 @@ class Holding:
         on_round: Callable[[Report], bool],
     ) -> None:
         self.job, self.me, self.folder = job, me, folder
-        self.place = Place(site.rank, site.size)
+        self.place = job.place(site.rank, site.size)
         self.number = me if job.ranges is None else job.ranges.seats(me)[site.rank]
         """Among all ranks of all sites, as the groups count."""
         self.seat = job.rank_seat(self.number)

@@ -21,7 +21,7 @@ from gossamer.core.tree import Tree
 from gossamer.net.gates import Gated
 from gossamer.train import checkpoint
 from gossamer.train.data import Corpus
-from gossamer.train.recut import ALONE, Place
+from gossamer.train.recut import ALONE
 from gossamer.train.writing import Writer
 from gossamer.wan.roster.records import Report
 from gossamer.worker.account import TraceKind
@@ -51,7 +51,7 @@ class SiteHooks:
         ranks: Gated | None,
     ) -> None:
         self.job, self.folder, self.progress, self.me, self.number = job, folder, progress, me, number
-        self.place = ALONE if ranks is None else Place(ranks.rank, ranks.size, job.ranges.rows if job.ranges else None)
+        self.place = ALONE if ranks is None else job.place(ranks.rank, ranks.size)
         self.held: Snapshot | None = None
         """The last boundary."""
         self.before: Snapshot | None = None
