@@ -94,22 +94,20 @@ def launch_local(job: Job, out: Path, *, resume: bool = False, back_to: int | No
     env = {"OMP_NUM_THREADS": str(job.config.run.threads_per_worker)}
     load_early(modules, {**os.environ, **env})
     corpus = job.corpus()  # made once, before all workers ask for it
-    if not resume:
-        begin(out, job, facts_of(job, corpus, "net"), corpus.tokenizer)
-    else:
-        check_unchanged(job, corpus, settle(RunFolder.existing(out), job))
+    if resume:
+        folder, given = RunFolder.existing(out), ["--resume", str(out)]
+        check_unchanged(job, corpus, settle(folder, job))
         if back_to is not None:
             with alone_in(out):
-                roll_back(RunFolder(out), back_to, job.method.since[0])
-        if RunFolder(out).finished:
+                roll_back(folder, back_to, job.method.since[0])
+        if folder.finished:
             return out
-    if resume:
-        if (found := checkpoint.latest(out / "checkpoints")) is None:
+        if (found := checkpoint.latest(folder.checkpoints)) is None:
             raise no_checkpoint(out)
-        check_model(job, RunFolder(out), found)
-    command = [sys.executable, "-m", "gossamer", "train", "--resume" if resume else "--out", str(out)]
-    if not resume:
-        command.append(str(out / "config.toml"))
+        check_model(job, folder, found)
+    else:
+        begin(out, job, facts_of(job, corpus, "net"), corpus.tokenizer)
+        given = ["--out", str(out), str(out / "config.toml")]
 
     def last() -> str | None:
         found = checkpoint.latest(out / "checkpoints")
@@ -118,7 +116,7 @@ def launch_local(job: Job, out: Path, *, resume: bool = False, back_to: int | No
     with alone_in(out):
         code = launch(
             processes(job),
-            command,
+            [sys.executable, "-m", "gossamer", "train", *given],
             out / "logs",
             env=env,
             last_checkpoint=last,
