@@ -4,6 +4,7 @@ that tells a trained model from an untrained one."""
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import pytest
@@ -223,11 +224,15 @@ def test_a_model_that_has_diverged_is_not_evaluated(run: Path, monkeypatch: pyte
         subject.load(run)
 
 
-def test_one_item_tells_nothing_and_a_model_has_its_limits(run: Path) -> None:
+def test_one_item_tells_nothing_and_a_model_has_its_limits(run: Path, caplog: pytest.LogCaptureFixture) -> None:
     about = subject.load(run)
+    about.tokenizer.model_max_length = 4
+    logging.getLogger("transformers").addHandler(caplog.handler)
     item = Item(("a",), (" b", " c"), 0)
     with pytest.raises(BadInput, match="1 item"):
         harness.score(about.model, about.tokenizer, [(EMBEDDED["cloze"], [item])], longest=48)
     about.model.config.max_position_embeddings = 4
     with pytest.raises(BadInput, match="and the model takes 4"):
         harness.score(about.model, about.tokenizer, [(EMBEDDED["cloze"], [Item(("a",), (" q w z x j", " c"), 0)] * 2)], longest=48)
+    logging.getLogger("transformers").removeHandler(caplog.handler)
+    assert not caplog.records and about.tokenizer.model_max_length == 4, "transformers has nothing to remark on what is refused or cut here"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import logging
 import sys
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 BATCH = 16
 """Texts at a time."""
 _TEST = "test"
+_NO_LIMIT = int(1e30)
+"""What transformers has where a tokenizer knows of no longest text."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,7 @@ def score(
         BadInput: lm-eval is not installed, a task has one item, or a choice is longer than the model can take.
     """
     check_installed()
+    tokenizer = _unbounded(tokenizer)
     for task, items in asked:
         if len(items) < 2:
             raise BadInput(f"{task.name} has {len(items)} item, of which nothing can be told: give at least 2")
@@ -102,6 +106,13 @@ def score(
         tasks = {task.name: as_lm_eval(task, items) for task, items in asked}
         found: Any = evaluate(judged, tasks, bootstrap_iters=1, log_samples=True)
     return [_score(task, items, found) for task, items in asked]
+
+
+def _unbounded(tokenizer: Any) -> Any:
+    """A copy that does not remark on texts longer than the model takes: what is too long is cut here, or refused."""
+    found = copy.deepcopy(tokenizer)
+    found.model_max_length = _NO_LIMIT
+    return found
 
 
 def _longest_choice(tokenizer: Any, task: Task, items: Sequence[Item]) -> int:
