@@ -14,6 +14,7 @@ from library_toys import ADAM, SMALL, User, live, reference, same, users
 from toy import ToyBody, ToyModel
 
 import gossamer
+from gossamer.core.combine import mean
 from gossamer.core.method import Method
 from gossamer.core.plan import uniform
 from gossamer.core.schedule import Constant, Cosine
@@ -222,12 +223,17 @@ def test_a_lost_peer_is_an_exception_or_a_record(on_lost: Any) -> None:
                 user.outer.step()
             user.outer.close()
             return None
-        user.steps(10_000).outer.close()
-        return user.records[-1], user.live
+        user.steps(10_000)
+        with user.outer.averaged():
+            inside = user.live
+        user.outer.close()
+        return user.records[-1], inside, user.outer._state.x
 
     found = users(3, job, survives=on_lost == "record")
     if on_lost == "record":
-        assert all(record.lost == (2,) and record.over and record.round == 8 for record, _ in found[:2])
+        assert all(record.lost == (2,) and record.over and record.round == 8 for record, _, _ in found[:2])
+        left = mean([x for _, _, x in found[:2]])
+        assert all(same(averaged, left) for _, averaged, _ in found[:2])
 
 
 # ---- looking

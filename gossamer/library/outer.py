@@ -168,6 +168,7 @@ class Outer:
 
         Raises:
             BadInput: gossip, and the workers are not at the same round.
+            RunFailed: gossip, and a worker is gone, or goes just now.
         """
         self._check_open()
         x = self._state.x

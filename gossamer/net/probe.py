@@ -25,7 +25,7 @@ from gossamer.real.group import Group
 from gossamer.real.transport import Receipt
 from gossamer.worker.effects import Addr, Tag
 
-_ASK, _ANSWER, _DATA, _TURN = (Tag.of(k, 7) for k in (2, 3, 4, 5))  # kind 7 is no program's; the group has the first two
+_ASK, _ANSWER, _DATA, _TURN = (Tag.of(k, 7) for k in (2, 3, 4, 5))  # kind 7 is no program's; gossamer.real.group has others
 _END, _PING = 0, 1
 """What is asked; any greater number is the bytes of a message that will follow."""
 _PINGS, _WARM_UP = 15, 3

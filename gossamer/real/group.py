@@ -32,7 +32,7 @@ from gossamer.real.transport import Receipt, Transport
 from gossamer.real.wire import Connect, Store
 from gossamer.worker.effects import Addr, Tag
 
-_SIZE_TAG, _BYTES_TAG = Tag.of(0, 7), Tag.of(1, 7)  # kind 7 is no program's
+_SIZE_TAG, _BYTES_TAG, _SPREAD_TAG = Tag.of(0, 7), Tag.of(1, 7), Tag.of(6, 7)  # kind 7 is no program's; gossamer.net.probe has others
 _POLL_S = 0.01
 _FAULT_S = 1.0
 """Who waits for a worker that has failed in a comparison gives itself so long to find the same fault, and to say that."""
@@ -82,7 +82,7 @@ class Group:
         """Who takes part."""
         self.board = Board(survives, seats, me)
         self.apart_sent_bytes = 0
-        """Bytes of `gather_bytes` and `mean_trees` sent by this worker, counted apart from the exchange of the method."""
+        """Bytes of `gather_bytes`, `mean_trees` and `spread` sent by this worker, counted apart from the exchange of the method."""
         self.apart_received_bytes = 0
         self._store = store
         self._timeout_s, self._remedy, self._blame, self._waiting = start_timeout_s, remedy, blame, waiting
@@ -190,7 +190,8 @@ class Group:
 
     def mean_trees(self, tree: Tree, to: Addr = 0) -> Tree | None:
         """The fleet's mean at worker `to`, None elsewhere: sum of float32(1/n) * tree_i in id order, multiply, then add, the same bits as
-        `gossamer.core.combine.mean`. It holds three trees beside its own, whatever n. Bytes: one tree from each other worker.
+        `gossamer.core.combine.mean`; of those that are left, where some have died. It holds three trees beside its own, whatever n. Bytes:
+        one tree from each other worker.
 
         Raises:
             RunFailed: a worker is gone, or has a tree of another size.
@@ -198,15 +199,38 @@ class Group:
         trees = self.gather_trees(tree, to)
         if trees is None:
             return None
-        weights = normalised(dict.fromkeys(self.members, 1.0))
+        count, came = len(self.living), 0
+        weight = normalised(dict.fromkeys(range(count), 1.0))[0]
         acc: Tree = {}
-        for i, one in trees:
+        for _, one in trees:
+            came += 1
             if not acc:
-                acc = {k: v * weights[i] for k, v in one.items()}
+                acc = {k: v * weight for k, v in one.items()}
                 continue
             for k, a in acc.items():
-                a.add_(one[k] * weights[i])
+                a.add_(one[k] * weight)
+        if came != count:  # somebody has died meanwhile
+            for a in acc.values():
+                a.mul_(count / came)
         return acc
+
+    def spread(self, data: Tensor | None, nbytes: int, frm: Addr) -> Tensor:
+        """The `nbytes` > 0 bytes of worker `frm` at each of the living; the others give None. All call it, in the same order of calls.
+
+        Raises:
+            RunFailed: a worker is gone.
+        """
+        if data is not None:
+            for j in self.living:
+                if j != self.me:
+                    self.transport.send(j, _SPREAD_TAG, data)
+                    self.apart_sent_bytes += nbytes
+            return data
+        found: Tensor | None = self._await(self.transport.receive(frm, _SPREAD_TAG, nbytes, lambda t: t))
+        if found is None:
+            raise RunFailed(f"{self.board.name(frm)} is gone, and what it was to tell all others with it")
+        self.apart_received_bytes += nbytes
+        return found
 
     def gather_trees(
         self, tree: Tree, to: Addr = 0, shapes: Callable[[Addr], Mapping[str, torch.Size]] | None = None
