@@ -6,11 +6,13 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
+import gossamer
 from gossamer.app.config import load
 from gossamer.app.job import resolve
 from gossamer.app.simulate import simulate
@@ -83,3 +85,30 @@ def test_a_loop_needs_twenty_lines_at_most(name: str) -> None:
     assert 3 <= len(marked) <= 20
     own = "\n".join(line for line in lines[4:] if not line.endswith(MARK))
     assert "gossamer" not in own and "outer" not in own.replace("router", "")
+
+
+@pytest.mark.filterwarnings("ignore")  # of Lightning's, about torch, about loaders of few workers, and about metrics of no logger
+def test_lightning_s_part_of_a_loss_is_recorded_as_the_loss() -> None:
+    """It divides the loss of each batch by as many as it accumulates."""
+    lightning = pytest.importorskip("lightning.pytorch")
+    from gossamer.integrations.lightning import GossamerCallback
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(1))
+
+        def training_step(self, batch: torch.Tensor, index: int) -> torch.Tensor:
+            return (self.weight * batch).sum()
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.0)
+
+    losses: list[float] = []
+    join = partial(gossamer.join, method="diloco", steps=2, batch=1, sequence=1, rounds=1)
+    told = GossamerCallback(join, tokens=len, on_record=lambda record: losses.append(record.metrics.get("loss")))
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    trainer = lightning.Trainer(accelerator="cpu", devices=1, max_epochs=1, accumulate_grad_batches=4, callbacks=[told], **quiet)
+    data = [torch.full((1,), float(k)) for k in range(8)]
+    trainer.fit(Module(), torch.utils.data.DataLoader(data, batch_size=None))
+    assert losses[-1] == 3.5

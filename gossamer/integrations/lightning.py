@@ -29,7 +29,7 @@ class GossamerCallback(Callback):  # type: ignore[misc]
       `schedule=False` it is left alone. Give `configure_optimizers` no scheduler of its own then.
     - The outer state is part of Lightning's checkpoints (`ModelCheckpoint`, `save_checkpoint`). For methods with overlap or fragments save
       at the end of a round: `every_n_train_steps` a multiple of its steps.
-    - Gradient accumulation is counted by the optimizer's steps.
+    - Gradient accumulation is counted by the optimizer's steps. Without `tokens` the loss of a step is that of its last batch.
     - Training ends when the run is over, or earlier with `max_steps` or the data: that is a leave, and the others go on.
 
     Args:
@@ -69,6 +69,8 @@ class GossamerCallback(Callback):  # type: ignore[misc]
         """A batch; with gradient accumulation not always a step."""
         assert self.outer is not None
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        if loss is not None:
+            loss = loss * trainer.accumulate_grad_batches  # by which Lightning has divided it
         record = self.outer.step(tokens=None if self._tokens_of is None else self._tokens_of(batch), loss=loss)
         if record.over:
             trainer.should_stop = True
