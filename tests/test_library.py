@@ -164,6 +164,26 @@ def test_all_leave_at_the_latest_end_of_a_loader_and_what_is_in_flight_lands() -
     assert all(same(a, b) for (_, a), (_, b) in zip(once, twice, strict=True))
 
 
+def test_what_all_have_left_early_goes_on_from_what_has_landed() -> None:
+    """Of a model in fragments, which differ from worker to worker until they land."""
+    method = CASES["shard_streaming"]
+
+    def first(group: Group) -> Any:
+        user = User(group, method).rounds(2)
+        user.outer.close()
+        return user.outer.state_dict()
+
+    kept = users(N, first)
+
+    def second(group: Group) -> bool:
+        user = User(group, method)
+        user.outer.load_state_dict(kept[group.me])
+        user.outer.close()
+        return same(user.live, user.outer._state.x)
+
+    assert all(users(N, second))
+
+
 def test_steps_after_the_end_are_dropped() -> None:
     method = diloco(SMALL)
 

@@ -92,12 +92,12 @@ def peer(seat: Seat, state: State) -> Program:
         yield Note(tally.record(seat, state))
         state.local = tally.local if len(seat.fragments) > 1 else {}
         go: Go | Stop = yield Boundary(state.round, state)
-        if isinstance(go, Stop) and go.over:
-            break
-        if isinstance(go, Stop):
+        if isinstance(go, Stop) and not go.over:
             yield from _drain(seat, state)
             return state
         state.local = {}
+        if isinstance(go, Stop):
+            break
         if go.absent is not None:
             yield from enrol(seat, state, go.absent, go.welcome)
     if any(stream.pending for stream in state.streams):
