@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import shlex
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -194,3 +197,18 @@ def test_without_a_notice_the_command_is_left_alone(tmp_path: Path) -> None:
         assert running.wait(60) == 7
     with spot(tmp_path / "preempted") as running:
         assert running.wait(60) == 2, "no command"
+
+
+def test_an_address_that_answers_nonsense_is_no_notice() -> None:
+    noticed = runpy.run_path(str(EXAMPLES / "spot" / "spot.py"))["noticed"]
+
+    def answer(listener: socket.socket) -> None:
+        with listener.accept()[0] as link:
+            link.recv(4096)
+            link.sendall(b"nothing here\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        other = threading.Thread(target=answer, args=(listener,))
+        other.start()
+        assert not noticed(f"http://127.0.0.1:{listener.getsockname()[1]}/", [], "")
+        other.join()

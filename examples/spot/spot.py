@@ -16,6 +16,7 @@ from the end of the run (0). It needs Python alone.
 from __future__ import annotations
 
 import argparse
+import http.client
 import os
 import signal
 import subprocess
@@ -39,7 +40,7 @@ def noticed(notice: str, headers: list[str], says: str) -> bool:
                 asked["X-aws-ec2-metadata-token"] = answer.read().decode()
         with urllib.request.urlopen(urllib.request.Request(notice, headers=asked), timeout=2) as answer:
             return says in answer.read().decode(errors="replace")
-    except OSError:
+    except (OSError, http.client.HTTPException):
         return False
 
 
