@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -112,3 +113,27 @@ def test_lightning_s_part_of_a_loss_is_recorded_as_the_loss() -> None:
     data = [torch.full((1,), float(k)) for k in range(8)]
     trainer.fit(Module(), torch.utils.data.DataLoader(data, batch_size=None))
     assert losses[-1] == 3.5
+
+
+def test_a_trainer_s_checkpoint_has_the_outer_state_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gossamer.integrations import transformers
+
+    class Kept:
+        def state_dict(self) -> dict[str, int]:
+            return {"round": 3}
+
+    told = transformers.GossamerCallback(lambda model, optimizer: None)  # type: ignore[arg-type, return-value]
+    told.outer = Kept()  # type: ignore[assignment]
+    args, state = SimpleNamespace(output_dir=tmp_path), SimpleNamespace(global_step=7)
+    folder = tmp_path / "checkpoint-7"
+    told.on_save(args, state, None)
+    assert transformers._kept(folder) == {"round": 3}
+
+    def half(kept: object, path: Path) -> None:
+        path.write_bytes(b"PK")
+        raise OSError("no space left")
+
+    monkeypatch.setattr(torch, "save", half)
+    with pytest.raises(gossamer.RunFailed, match="no space left"):
+        told.on_save(args, state, None)
+    assert transformers._kept(folder) == {"round": 3} and len(list(folder.iterdir())) == 1

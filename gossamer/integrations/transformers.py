@@ -20,7 +20,10 @@ from transformers import TrainerCallback
 
 from gossamer.core.errors import BadInput
 from gossamer.library import Outer, PlannedLR, Record
+from gossamer.library.saved import write
 
+FILE = "gossamer.pt"
+"""In a checkpoint of the Trainer: this worker's outer state."""
 _log = logging.getLogger(__name__)
 
 
@@ -86,7 +89,7 @@ class GossamerCallback(TrainerCallback):  # type: ignore[misc]
         except BadInput as error:
             _log.warning("The last checkpoint has no outer state, and cannot be gone on from: %s", error)
             return
-        torch.save(kept, _checkpoint(args, state) / "gossamer.pt")
+        write(kept, _checkpoint(args, state) / FILE)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Closes."""
@@ -103,7 +106,7 @@ def _checkpoint(args: Any, state: Any) -> Path:
 
 
 def _kept(folder: Path) -> dict[str, Any]:
-    path = folder / "gossamer.pt"
+    path = folder / FILE
     if not path.is_file():
         raise BadInput(f"the Trainer goes on from step {folder.name}, and {path} is not there: it was saved without gossamer, or elsewhere")
     kept: dict[str, Any] = torch.load(path, weights_only=True)

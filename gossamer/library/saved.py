@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from gossamer.core.errors import BadInput
 from gossamer.core.tree import Tree
 from gossamer.train.packing import pack_state, unpack_state
+from gossamer.train.parts import replacing
 from gossamer.worker.state import State
 
 FORMAT = 1
@@ -44,6 +46,16 @@ def pack(place: Place, state: State, partial: Partial, live: Tree | None) -> dic
         "partial": list(partial),
         "tensors": {name: value.detach().clone() for name, value in tensors.items()},
     }
+
+
+def write(saved: Mapping[str, Any], path: Path) -> None:
+    """Writes what `pack` gave, for `torch.load`, whole or not at all.
+
+    Raises:
+        RunFailed: the disk is full or cannot be written.
+    """
+    with replacing(path) as scratch:
+        torch.save(saved, scratch)
 
 
 def unpack(saved: Mapping[str, Any], place: Place, device: torch.device) -> tuple[State, Partial, Tree]:
