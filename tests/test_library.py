@@ -53,6 +53,22 @@ def test_a_loop_of_one_s_own_has_the_bits_of_the_project_s_loop(name: str) -> No
             assert all(r.peers and r.waited_s >= 0 for r in records if r.completed)
 
 
+def test_parameters_may_be_put_elsewhere_in_between() -> None:
+    """As libraries do that keep all of a model in one buffer."""
+    method = diloco(replace(SMALL, plan=uniform(1, 3, 2, ToyBody.LENGTH)))
+    run = reference(method)
+    run.run()
+
+    def job(group: Group) -> Any:
+        user = User(group, method).steps(1)
+        for p in user.body.params.values():
+            p.data = p.data.clone()
+        user.steps(10_000).outer.close()
+        return user.live
+
+    assert same(users(1, job)[0], live(run)[0])
+
+
 def test_one_process_alone_is_a_run() -> None:
     method = diloco(replace(SMALL, plan=uniform(1, 3, 2, ToyBody.LENGTH)))
     run = reference(method)

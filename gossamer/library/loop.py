@@ -42,8 +42,6 @@ class Loop:
                 p.data = p.data.contiguous()
         self.optimizers = tuple(optimizers)
         self._check_optimizers()
-        self.tree: Tree = {name: p.detach() for name, p in self._params.items()}
-        """Live views of the parameters."""
         self.deaf = False
         """Loads are not done: the parameters are known to be what is loaded."""
         self.keep_inner = False
@@ -54,6 +52,11 @@ class Loop:
             self._hook = self.optimizers[0].register_step_post_hook(self._stepped)
 
     @property
+    def tree(self) -> Tree:
+        """Live views of the parameters, wherever their owner has put them by now."""
+        return {name: p.detach() for name, p in self._params.items()}
+
+    @property
     def layout(self) -> Layout:
         """What an exchange of the model carries."""
         return models.layout(self.model)
@@ -61,7 +64,7 @@ class Loop:
     @property
     def device(self) -> torch.device:
         """Of the first parameter."""
-        return next(iter(self.tree.values())).device
+        return next(iter(self._params.values())).device
 
     def taken(self) -> int:
         """Steps of the first optimizer since the last call; 1 where they cannot be counted."""
@@ -100,7 +103,7 @@ class Loop:
             return
         with torch.no_grad():
             for name, value in tree.items():
-                self.tree[name].copy_(value)
+                self._params[name].copy_(value)
         if reset_inner and not self.keep_inner:
             for optimizer in self.optimizers:
                 optimizer.state.clear()
