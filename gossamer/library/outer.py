@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from gossamer.core.errors import BadInput, RunFailed
 from gossamer.core.schedule import Schedule
-from gossamer.core.tree import Tree, digest, rounded
+from gossamer.core.tree import digest, rounded
 from gossamer.library.agreement import Agreement
 from gossamer.library.course import Course, Seen
 from gossamer.library.loop import Loop
@@ -138,7 +138,7 @@ class Outer:
             self._partial = self._partial._replace(steps=self._partial.steps + taken, tokens=self._partial.tokens + tokens)
             seen = None
             if taken and self._stretch is not None and self._partial.steps >= self._stretch.steps:
-                self._hand_in(self._loop.tree)
+                self._hand_in()
                 seen = self._course.take()
         self._follow()
         return self._record(taken, seen)
@@ -291,7 +291,7 @@ class Outer:
     def _idle_away(self) -> None:
         """To the end of the round, with what there is of it."""
         while self._stretch is not None:
-            self._hand_in(self._loop.tree)
+            self._hand_in()
 
     def _enter(self) -> None:
         """Work begins in a round."""
@@ -332,11 +332,11 @@ class Outer:
         self._advance(None)
         self._loop.deaf = False
 
-    def _hand_in(self, tree: Tree) -> None:
+    def _hand_in(self) -> None:
         """The stretch is done, as far as it is: on to the next, or to the boundary."""
         partial, self._partial = self._partial, Partial()
         loss, self._loss = float(self._loss), 0.0
-        done = Done(tree, partial.tokens, loss, max(time.monotonic() - self._since_s, 1e-9))
+        done = Done(self._loop.tree, partial.tokens, loss, max(time.monotonic() - self._since_s, 1e-9))
         self._since_s = time.monotonic()
         self._first = False
         self._advance(done)
