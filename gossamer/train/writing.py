@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from types import TracebackType
-
-from gossamer.core.errors import RunFailed
 
 
 class Writer:
@@ -59,10 +56,11 @@ class Writer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if error is None:
+        try:
             self.wait()
-        else:
-            with suppress(RunFailed):  # the first failure is the one to tell
-                self.wait()
-        if self._thread is not None:
-            self._thread.shutdown()
+        except Exception:
+            if error is None:  # else the first failure is the one to tell
+                raise
+        finally:
+            if self._thread is not None:
+                self._thread.shutdown()
