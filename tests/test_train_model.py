@@ -92,8 +92,8 @@ def test_flops_count_multiplying_weights_and_attention():
     s = M.PRESETS["llama-134m"]
     matmul = s.vocab * s.width + s.layers * (4 * s.width**2 + 3 * s.width * s.ffn)
     norms = s.width * (2 * s.layers + 1)
-    assert M.flops_per_token("llama-134m", 2048) == 6 * (matmul + norms) + 12 * s.layers * s.width * 2048
-    assert M.flops_per_token("tiny", 128) == 6 * M.parameter_count("tiny") + 12 * 2 * 128 * 128  # tied: the table multiplies too
+    assert M.flops_of(M.meta_model("llama-134m"), 2048) == 6 * (matmul + norms) + 12 * s.layers * s.width * 2048
+    assert M.flops_of(M.meta_model("tiny"), 128) == 6 * M.parameter_count("tiny") + 12 * 2 * 128 * 128  # tied: the table multiplies too
 
 
 @pytest.mark.parametrize(

@@ -149,24 +149,14 @@ def meta_layout(spec: Spec, vocab_size: int | None = None) -> Layout:
     return layout(meta_model(spec, vocab_size))
 
 
-def rows(spec: Spec, vocab_size: int | None = None) -> dict[str, int]:
-    """Rows of each trainable parameter (its first dimension; 1 of a scalar), without allocating them: what ranks cut."""
-    return rows_of(meta_model(spec, vocab_size))
-
-
 def rows_of(model: nn.Module) -> dict[str, int]:
-    """Rows of each trainable parameter of `model`."""
+    """Rows of each trainable parameter of `model` (its first dimension; 1 of a scalar): what ranks cut."""
     return {name: p.shape[0] if p.ndim else 1 for name, p in parameters_of(model).items()}
 
 
 def parameter_count(spec: Spec, vocab_size: int | None = None) -> int:
     """Parameters of `spec`, trained or not, tied ones once, without allocating them."""
     return sum(p.numel() for p in meta_model(spec, vocab_size).parameters())
-
-
-def flops_per_token(spec: Spec, sequence: int, vocab_size: int | None = None) -> float:
-    """:func:`flops_of` a model of `spec`, without allocating it."""
-    return flops_of(meta_model(spec, vocab_size), sequence, source_of(spec).activation_checkpointing)
 
 
 def flops_of(model: nn.Module, sequence: int, recomputed: bool = False) -> float:
