@@ -140,9 +140,7 @@ def load(
     """
     found = text.find(source, limit_bytes)
     kind = str(tokenizer)
-    own = kind not in ("bpe", "bytes")
-    made_from = tok.named(kind).mark if own else f"{kind},{vocab_size if kind == 'bpe' else 257}"
-    key = hashlib.sha256(f"{_FORMAT},{found.content_hash},{made_from},{tok.SAMPLE_BYTES}".encode()).hexdigest()
+    key = hashlib.sha256(f"{_FORMAT},{found.content_hash},{tok.mark_of(kind, vocab_size)},{tok.SAMPLE_BYTES}".encode()).hexdigest()
     folder = cache_dir() / "corpus" / key[:24]
     made = _open(folder, found.name)
     if made is None:
@@ -159,18 +157,11 @@ def _make(folder: Path, found: text.Text, kind: str, vocab_size: int) -> None:
     """Tokenises both splits into `folder`."""
 
     def fill(scratch: Path) -> None:
-        tokenizer: tok.Tokenizer
-        if kind == "bytes":
-            tokenizer = tok.Bytes()
-        else:
-            trained = tok.train_bpe(text.documents(found.train), found.train_bytes, vocab_size) if kind == "bpe" else tok.named(kind)
-            trained.save(scratch)
-            tokenizer = trained
-        dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
+        tokenizer = tok.made(kind, lambda: tok.train_bpe(text.documents(found.train), found.train_bytes, vocab_size), scratch)
         counts = {}
         sha = hashlib.sha256(f"{tokenizer.vocab_size},{tokenizer.eos}".encode())
         for split, files in (("train", found.train), ("valid", found.valid)):
-            ids = concatenated(tokenizer.encode(text.documents(files)), tokenizer.eos, dtype)
+            ids = concatenated(tokenizer, text.documents(files))
             np.save(scratch / f"{split}.npy", ids)
             counts[split] = len(ids)
             sha.update(f"{split},{ids.dtype},{len(ids)}".encode())
@@ -181,11 +172,12 @@ def _make(folder: Path, found: text.Text, kind: str, vocab_size: int) -> None:
     make(folder, fill, sound=lambda: _open(folder, found.name) is not None)
 
 
-def concatenated(encoded: Iterable[NDArray[np.int64]], eos: int, dtype: Any) -> NDArray[Any]:
-    """The ids of all documents, `eos` after each."""
+def concatenated(tokenizer: tok.Tokenizer, texts: Iterable[str]) -> NDArray[Any]:
+    """The ids of all documents, the end mark after each: uint16, or uint32 where ids are larger."""
+    dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
     parts: list[NDArray[Any]] = [np.empty(0, dtype)]
-    end = np.array([eos], dtype)
-    for ids in encoded:
+    end = np.array([tokenizer.eos], dtype)
+    for ids in tokenizer.encode(texts):
         parts += (ids.astype(dtype), end)
     return np.concatenate(parts)
 

@@ -57,8 +57,7 @@ def load(
     """
     opened = [(open_documents(s), open_valid(s)) for s in sources]
     documents = _mark(sources, opened)
-    own = tokenizer not in ("bpe", "bytes")
-    made_from = tok.named(tokenizer).mark if own else f"{tokenizer},{vocab_size if tokenizer == 'bpe' else 257}"
+    made_from = tok.mark_of(tokenizer, vocab_size)
     weights = [s.weight for s in sources] if tokenizer == "bpe" else []
     key = hashlib.sha256(f"{_FORMAT},{documents},{made_from},{valid_documents},{weights},{tok.SAMPLE_BYTES}".encode()).hexdigest()
     folder = cache_dir() / "packed" / key[:24]
@@ -111,16 +110,10 @@ def _make(
             some, place = _hold_out(training, valid, valid_documents)
             texts += some
             held.append(place)
-        tokenizer: tok.Tokenizer
-        if kind == "bytes":
-            tokenizer, words = tok.Bytes(), "bytes"
-        else:
-            trained = tok.named(kind) if kind != "bpe" else _train(sources, [training for training, _ in opened], held, vocab_size)
-            trained.save(scratch)
-            tokenizer, words = trained, trained.mark
-        ids = concatenated(tokenizer.encode(texts), tokenizer.eos, np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
+        tokenizer = tok.made(kind, lambda: _train(sources, [training for training, _ in opened], held, vocab_size), scratch)
+        ids = concatenated(tokenizer, texts)
         np.save(scratch / "valid.npy", ids)
-        sha = hashlib.sha256(f"{documents},{words},{held},{ids.dtype},{len(ids)}".encode())
+        sha = hashlib.sha256(f"{documents},{tokenizer.mark},{held},{ids.dtype},{len(ids)}".encode())
         sha.update(ids.tobytes())
         about = {"format": _FORMAT, "eos": tokenizer.eos, "held": held, "valid_tokens": len(ids), "sha256": sha.hexdigest()}
         (scratch / "about.json").write_text(json.dumps(about))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import islice
@@ -39,6 +39,10 @@ class Tokenizer(Protocol):
     def eos(self) -> int:
         """The id that stands after each document."""
 
+    @property
+    def mark(self) -> str:
+        """Of all that decides which ids a text has."""
+
     def encode(self, texts: Iterable[str]) -> Iterator[NDArray[np.int64]]:
         """The ids of each text, without `eos`."""
 
@@ -49,6 +53,7 @@ class Bytes:
 
     vocab_size: int = 257
     eos: int = 256
+    mark: str = "bytes"
 
     def encode(self, texts: Iterable[str]) -> Iterator[NDArray[np.int64]]:
         """See :class:`Tokenizer`.
@@ -188,6 +193,33 @@ def _named(kind: str, stamp: tuple[tuple[str, int, int], ...]) -> Trained:
     backend.no_truncation()
     backend.no_padding()
     return Trained(backend, _end_of(backend, kind) if words.eos_token_id is None else int(words.eos_token_id), words)
+
+
+def mark_of(kind: str, vocab_size: int) -> str:
+    """What tells, with the sample of text that a "bpe" learns from, which tokenizer `kind` is.
+
+    Raises:
+        BadInput: as :func:`named`.
+    """
+    if kind == "bpe":
+        return f"bpe,{vocab_size}"
+    return f"bytes,{Bytes.vocab_size}" if kind == "bytes" else named(kind).mark
+
+
+def made(kind: str, train: Callable[[], Trained], folder: Path) -> Tokenizer:
+    """The tokenizer of `kind`, its files in `folder`; of "bytes" there are none.
+
+    Args:
+        train: makes that of "bpe".
+
+    Raises:
+        BadInput: as :func:`named`.
+    """
+    if kind == "bytes":
+        return Bytes()
+    found = train() if kind == "bpe" else named(kind)
+    found.save(folder)
+    return found
 
 
 def vocabulary(kind: str, asked: int) -> int:
