@@ -330,7 +330,7 @@ def _assemble(config: Config, fleet: Fleet, outline: Outline, charged: Charged) 
     def method_of(plan: Plan) -> Method:
         setting = Setting(
             plan,
-            config.run.rounds or -(-(config.run.tokens or 0) // plan.usual_tokens),
+            config.run.rounds or plan.rounds_of(config.run.tokens or 0),
             seed=config.seed,
             inner=_inner(config),
             schedule=schedule_named(config.schedule.name, config.schedule.given()),

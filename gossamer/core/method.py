@@ -111,7 +111,7 @@ class Method:
     def resumed(self, round: int, tokens: int, total: int) -> Method:
         """The rest of a run of `total` planned tokens, of which other workers have done `tokens` in `round` rounds: as many rounds more as
         it takes, at least one."""
-        return replace(self, rounds=round + max(1, -(-(total - tokens) // self.plan.usual_tokens)), since=(round, tokens))
+        return replace(self, rounds=round + max(1, self.plan.rounds_of(total - tokens)), since=(round, tokens))
 
     def __post_init__(self) -> None:
         if not 1 <= self.rounds <= MAX_ROUNDS:

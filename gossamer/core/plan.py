@@ -97,6 +97,14 @@ class Plan:
         """
         return round(self.mean_tokens) if self.exact else self.tokens_per_round
 
+    def rounds_of(self, tokens: int) -> int:
+        """The rounds that it takes to come to `tokens` tokens of all workers, the last one whole.
+
+        >>> [Plan((2, 1), (8, 8), 64).rounds_of(tokens) for tokens in (1536, 1537)]
+        [1, 2]
+        """
+        return -(-tokens // self.usual_tokens)
+
     def tokens_before(self, round: int) -> int:
         """Tokens of all workers in the rounds before `round`."""
         if not self.exact:

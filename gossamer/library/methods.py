@@ -128,7 +128,7 @@ def _setting(amount: Amount, n: int, parameters: int, name: str) -> Setting:
         if len(set(steps)) > 1 or len(set(batch)) > 1:
             raise BadInput('plan = "proportional" chooses the steps of each worker itself: give one number of steps and one batch')
         plan = proportional(speeds, steps[0], batch[0], amount.sequence)
-    rounds = amount.rounds or -(-(amount.tokens or 0) // plan.usual_tokens)
+    rounds = amount.rounds or plan.rounds_of(amount.tokens or 0)
     setting = Setting(plan, rounds, seed=amount.seed, schedule=amount.schedule or Cosine(), speeds=speeds, regions=regions)
     return setting if fleet is None else replace(setting, rates=lambda: Rates.of(fleet))
 
