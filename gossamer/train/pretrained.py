@@ -17,7 +17,6 @@ from gossamer.train.source import Source
 WEIGHTS = "*.safetensors"
 _ABOUT = ["*.json", "*.model", "*.txt"]
 _NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
-"""What the hub calls its models: name, or owner/name."""
 
 
 def folder_of(source: Source, weights: bool = False) -> Path:
@@ -39,12 +38,21 @@ def folder_of(source: Source, weights: bool = False) -> Path:
         raise BadInput(f"model.checkpoint = {given[:80]!r} cannot be read ({error}): give the path of a folder") from error
     if there:
         raise BadInput(f"model.checkpoint = {given!r} is a file: give the folder that holds config.json and *.safetensors")
-    if not _NAME.fullmatch(given) or ".." in given:
+    if not may_be_name(given):
         raise BadInput(
             f"there is no folder {given!r} (model.checkpoint): expected one with config.json and *.safetensors, or a name on the hub, "
             "such as HuggingFaceTB/SmolLM2-135M"
         )
     return _whole(_fetched(given, source.revision, weights), weights)
+
+
+def may_be_name(given: str) -> bool:
+    """Whether the hub may call a model that: name, or owner/name.
+
+    >>> [may_be_name(given) for given in ("gpt2", "HuggingFaceTB/SmolLM2-135M", "../mine", "/models/mine")]
+    [True, True, False, False]
+    """
+    return _NAME.fullmatch(given) is not None and ".." not in given
 
 
 def config_of(source: Source) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gossamer.core.errors import BadInput
+from gossamer.train.pretrained import may_be_name
 
 END = "<|endoftext|>"
 """Stands after each document."""
@@ -24,7 +24,6 @@ SAMPLE_BYTES = 4_000_000
 FILE = "tokenizer.json"
 ABOUT = "tokenizer_config.json"
 _MARKS = (END, "</s>", "<|end_of_text|>", "<eos>")
-_HUB = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _BATCH = 64
 
 
@@ -172,7 +171,7 @@ def _named(kind: str, stamp: tuple[tuple[str, int, int], ...]) -> Trained:
         return read(path)
     if path.is_dir() and (path / FILE).is_file() and not (path / ABOUT).is_file():
         return read(path / FILE)
-    if not path.exists() and not _HUB.fullmatch(kind):
+    if not path.exists() and not may_be_name(kind):
         return read(path)  # refuses
     from transformers import AutoTokenizer
 
