@@ -21,7 +21,6 @@ from gossamer.library import Outer, Record
 from gossamer.real import Group
 from gossamer.recipes import Setting
 from gossamer.train import model as models
-from gossamer.worker.state import State
 
 ADAM = AdamW(lr=0.01, clip=None)
 SMALL = Setting(uniform(2, 3, 2, ToyBody.LENGTH), rounds=4, seed=5, inner=ADAM, schedule=Constant())
@@ -77,7 +76,3 @@ def live(run: Lockstep) -> list[Tree]:
 
 def same(a: Tree, b: Tree) -> bool:
     return list(a) == list(b) and all(torch.equal(a[k], b[k]) for k in b)
-
-
-def anchors(states: Sequence[State]) -> list[Tree]:
-    return [state.x for state in states]

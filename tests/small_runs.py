@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import sys
 from contextlib import redirect_stderr
@@ -41,6 +42,20 @@ def settings(text: Path, **more: object) -> list[str]:
     }
     values |= {key.replace("__", "."): value for key, value in more.items()}
     return [f"{key}={value}" for key, value in values.items()]
+
+
+def mixture(folder: Path) -> str:
+    """A value of `data.mix`: two parquet files, and one of JSON lines."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    (folder / "parquet").mkdir(parents=True)
+    for k in range(2):
+        texts = [" ".join(WORDS[(k + i * j + j * j) % len(WORDS)] for j in range(3 + i % 17)) for i in range(150)]
+        pq.write_table(pa.table({"content": texts}), folder / "parquet" / f"part-{k}.parquet")
+    lines = [json.dumps({"text": " ".join(WORDS[i % 7 :]), "n": i}) for i in range(150)]
+    (folder / "lines.jsonl").write_text("\n".join(lines) + "\n")
+    return f'[{{source = "{folder}/parquet", text = "content", weight = 2}}, {{source = "{folder}/lines.jsonl", weight = 1}}]'
 
 
 def flags(sets: list[str]) -> list[str]:

@@ -131,7 +131,7 @@ def test_a_page_that_is_watched_takes_in_new_rounds_and_stays_where_it_is(browse
     spans = read_lines(folder / "trace.jsonl")
     write_lines(folder / "metrics.jsonl", [r for r in records if r["round"] < 2])
     write_lines(folder / "trace.jsonl", [s for s in spans if s["round"] < 2])
-    server = Server(Live(folder))
+    server = Server(Live(folder, now_s=lambda: 0.0))  # a clock that stands still: no rest between pages
     try:
         tab = Tab(browser, server.url, 900)
         assert "round 1 of 9" in tab.page.locator(".note", has_text="Not finished").text_content()

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from small_runs import corpus, flags, settings
+from small_runs import corpus, flags, mixture, settings
 
 from gossamer.app.config import dump, load, override
 from gossamer.app.folder import RunFolder
@@ -47,7 +47,7 @@ MODELS: dict[str, dict[str, object]] = {
     "adapter": {"method__name": "gasloc", "model__adapter": "{rank = 2, dropout = 0.1}", "model__activation_checkpointing": "true"},
 }
 """Models of which a part is trained."""
-METHODS |= MODELS
+METHODS |= MODELS | {"packed": {"method__name": "diloco", "data__source": "stdlib", "data__valid_documents": 9}}
 
 
 def summary(folder: Path) -> dict:
@@ -60,12 +60,16 @@ def quiet_run(sets: list[str], out: Path) -> dict:
 
 @pytest.mark.parametrize(
     ("n", "names"),
-    [(4, [m for m in METHODS if m not in MODELS]), (2, ["diloco", "geomesh", "shard_overlap", "gasloc", "dadam", *MODELS])],
+    [
+        (4, [m for m in METHODS if m not in (*MODELS, "packed")]),
+        (2, ["diloco", "geomesh", "shard_overlap", "gasloc", "dadam", *MODELS, "packed"]),
+    ],
 )
 def test_real_processes_end_with_the_bits_of_the_simulation(n: int, names: list[str], text: Path, tmp_path: Path) -> None:
     configs = []
     for name in names:
-        sets = settings(text, **METHODS[name], fleet__name='"azure-4"' if n == 4 else f'"uniform-{n}"', clock__charge_as='"llama-150m"')
+        more = METHODS[name] | ({"data__mix": mixture(tmp_path / "data")} if name == "packed" else {})
+        sets = settings(text, **more, fleet__name='"azure-4"' if n == 4 else f'"uniform-{n}"', clock__charge_as='"llama-150m"')
         configs.append(tmp_path / f"{name}.toml")
         configs[-1].write_text(dump(load([], sets)))
     command = [sys.executable, "-m", "real_worker", str(tmp_path), *map(str, configs)]
