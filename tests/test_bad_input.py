@@ -68,7 +68,10 @@ CASES = {
     "unknown fleet": (['fleet.name="azure-5"'], ["azure-5", "azure-4"]),
     "unknown model": (['model.preset="tinny"', 'model.config=""'], ["tinny", "tiny"]),
     "unknown checkpoint": (['model.checkpoint="HuggingFaceTB/SmolLM2-13M"', 'model.config=""'], ["SmolLM2-13M", "folder", "hf download"]),
-    "no such checkpoint": (['model.checkpoint="models/smolm/last"', 'model.config=""'], ["models/smolm/last", "config.json", "the hub"]),
+    "no such checkpoint": (
+        ['model.checkpoint="models/smolm/last"', 'model.config=""'],
+        ["there is no folder", "models/smolm/last", "config.json", "the hub"],
+    ),
     "wrong worker count": (["fleet.workers=3"], ["azure-4", "4", "3"]),
     "one optimizer, no rate": (['inner.name="muon"'], ["inner.lr"]),
 }

@@ -129,24 +129,14 @@ def test_an_adapter_alone_goes_on_the_checkpoint_that_it_was_trained_beside(expo
         assert not torch.equal(said, AutoModelForCausalLM.from_pretrained(exported)(input_ids=ids).logits)
 
 
-def test_what_cannot_be_exported_is_said(gossip: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_exported_is_said(gossip: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What else: tests/test_bad_input.py."""
     with pytest.raises(BadInput, match=r"no checkpoint of round 3: there are rounds 2, 4"):
         load(gossip, 3)
     with pytest.raises(BadInput, match="has no adapter"):
         export(gossip, tmp_path / "x", adapter=True)
     assert main(["export", str(tmp_path), "--to", str(tmp_path / "x")]) == 2
     assert "not a run folder" in capsys.readouterr().err
-    untrained = tmp_path / "untrained"
-    untrained.mkdir()
-    other = (gossip / "config.toml").read_text()
-    (untrained / "config.toml").write_text(other.replace("hidden_size = 32", "hidden_size = 16"))
-    assert (untrained / "config.toml").read_text() != other
-    with pytest.raises(BadInput, match="nothing is trained yet"):
-        load(untrained)
-    (untrained / "checkpoints").symlink_to(gossip / "checkpoints")
-    (untrained / "facts.json").write_text((gossip / "facts.json").read_text())
-    with pytest.raises(BadInput, match="is of another model"):
-        load(untrained)
     assert not (tmp_path / "x").exists()
 
 

@@ -199,11 +199,6 @@ def test_what_cannot_be_evaluated_is_said(
     assert "the right answer is number 2" in told(capsys, run, "--tasks", "piqa", "--data", data)
     (data / "piqa.jsonl").write_text("{\n")
     assert "line 1, is no JSON" in told(capsys, run, "--tasks", "piqa", "--data", data)
-    untrained = tmp_path / "untrained"
-    untrained.mkdir()
-    for name in ("config.toml", "facts.json"):
-        (untrained / name).write_text((run / name).read_text())
-    assert "nothing is trained yet" in told(capsys, untrained)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert "pip install 'gossamer[eval]'" in told(capsys, run)
 
