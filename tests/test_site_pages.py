@@ -63,3 +63,10 @@ def test_the_api_page_names_modules_that_exist() -> None:
     for name in re.findall(r"^::: (\S+)$", (DOCS / "api.md").read_text(encoding="utf-8"), re.M):
         path = ROOT / Path(*name.split("."))
         assert path.with_suffix(".py").is_file() or (path / "__init__.py").is_file(), name
+
+
+def test_docstrings_are_markdown() -> None:
+    """The site prints the roles of Sphinx as they stand."""
+    role = re.compile(r":(?:attr|class|data|exc|func|meth|mod|ref):`")
+    for path in sorted((ROOT / "gossamer").rglob("*.py")):
+        assert not role.search(path.read_text(encoding="utf-8")), f"{path}: write `name`, without a role"

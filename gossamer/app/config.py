@@ -85,7 +85,7 @@ def dump(config: Config) -> str:
 
 
 def config_hash(config: Config) -> int:
-    """A 64-bit mark of everything that the workers of one run must agree on (:func:`shared`).
+    """A 64-bit mark of everything that the workers of one run must agree on (`shared`).
 
     >>> config_hash(load()) == config_hash(load(sets=["run.device=cpu"])) != config_hash(load(sets=["seed=1"]))
     True

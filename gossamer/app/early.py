@@ -47,7 +47,7 @@ def settings(configs: Sequence[Path], sets: Sequence[str]) -> Config:
     """The configuration, when the libraries are there that it names, and the text where that is named by its path.
 
     Raises:
-        BadInput: something is not there, or as of :func:`gossamer.app.config.load`.
+        BadInput: something is not there, or as of `gossamer.app.config.load`.
     """
     config = load(configs, sets)
     check_loggers(config.log)
@@ -119,7 +119,7 @@ def workers_of(config: Config) -> int:
     """Of its fleet.
 
     Raises:
-        BadInput: as of :func:`gossamer.app.fleets.load`.
+        BadInput: as of `gossamer.app.fleets.load`.
     """
     return fleets.load(config.fleet.name, config.fleet.workers).n
 

@@ -24,7 +24,7 @@ def export(run: Path, to: Path, round: int | None = None, *, adapter: bool = Fal
 
     Args:
         run: a run folder.
-        round: as of :func:`gossamer.app.trained.load`.
+        round: as of `gossamer.app.trained.load`.
         adapter: write the adapter alone, as peft has it, to be put on the checkpoint that the run went on from.
 
     Raises:

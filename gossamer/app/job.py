@@ -134,7 +134,7 @@ class Job:
         return model.build(self.outline.source, self.outline.vocab_size, self.config.seed)
 
     def worker_model(self, alone: bool = False) -> Any:
-        """:meth:`model` as a worker holds it. What is not trained is read once, and of all models of this process the same memory.
+        """`model` as a worker holds it. What is not trained is read once, and of all models of this process the same memory.
 
         Args:
             alone: memory of its own, for a model that is to be cut over ranks.

@@ -55,7 +55,7 @@ class Outline:
         """Built once, and asked for everything.
 
         Raises:
-            BadInput: as :func:`gossamer.train.model.build`.
+            BadInput: as `gossamer.train.model.build`.
         """
         return cls(source, vocab_size, model.meta_model(source, vocab_size))
 

@@ -129,7 +129,7 @@ def settled(run: RunFolder, job: Job) -> dict[str, Any]:
 
 
 def settle(run: RunFolder, job: Job) -> dict[str, Any]:
-    """As :func:`settled`, and the folder has them.
+    """As `settled`, and the folder has them.
 
     Raises:
         BadInput: as there, or another process runs what is in the folder.

@@ -106,7 +106,7 @@ def spread(each: Sequence[Answers]) -> tuple[float, float]:
 
 
 def gap(a: Mapping[str, Any], b: Mapping[str, Any], tasks: Sequence[str]) -> tuple[float, float] | None:
-    """:func:`spread` of the answers of `a` less those of `b`, paired by seed and item; None where they share no seed."""
+    """`spread` of the answers of `a` less those of `b`, paired by seed and item; None where they share no seed."""
     theirs = {s["seed"] for s in b["seeds"] if "tasks" in s}
     seeds = [s["seed"] for s in a["seeds"] if "tasks" in s and s["seed"] in theirs]
     if not seeds:

@@ -27,7 +27,7 @@ mean over workers, grows per round, as a root mean square: below 1 replicas agre
   last, over a period. Exact.
 - Fixed circulant graphs (ring, complete, one_peer_exp): one 2 x 2 matrix per Fourier mode and round of the period. Exact.
 - Random peers on an admissible graph, or drawn by link (`gossamer.core.matching`): the law of W is replaced by the first
-  :data:`SAMPLES` rounds of the schedule, which is then treated exactly (n <= :data:`SMALL`); otherwise, and for fixed topologies of one's
+  `SAMPLES` rounds of the schedule, which is then treated exactly (n <= `SMALL`); otherwise, and for fixed topologies of one's
   own, the growth along the schedule is measured. Estimates: within 1 % of the exact rate where that is known, too low where agreement
   takes more than about 100 rounds (long chains).
 
@@ -116,7 +116,7 @@ def _second(a0: NDArray[np.float64], a1: NDArray[np.float64], l1: float, l2: flo
 def worst_rate(
     form: Form, topology: Topology, *, lr: float = 1.0, momentum: float = 0.0, nesterov: bool = True, overlap: float = 0.0
 ) -> float:
-    """The largest :func:`rate` that any drift towards an optimum makes. Without overlap that is the rate without drift; with it a drift
+    """The largest `rate` that any drift towards an optimum makes. Without overlap that is the rate without drift; with it a drift
     that was taken before the mixing and comes after it can overshoot, where inner steps go most of the way to the optimum."""
     pulls = (0.0, *(PULLS if exact(topology) else PULLS[-1:])) if overlap else (0.0,)
     return max(rate(form, topology, lr=lr, momentum=momentum, nesterov=nesterov, pull=p, overlap=overlap) for p in pulls)
@@ -196,7 +196,7 @@ def transition(form: Form, lr: float, momentum: float, nesterov: bool = True) ->
 def drifting(
     form: Form, lr: float, momentum: float, nesterov: bool, pull: float, overlap: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(A0, A1), each [3, 3], with a drift: the state is that of :func:`transition`, and y. A0 alone moves the mean over workers towards the
+    """(A0, A1), each [3, 3], with a drift: the state is that of `transition`, and y. A0 alone moves the mean over workers towards the
     optimum."""
     g, x, m, y = momentum, *np.eye(3)
     z = (1 - lr) * x + lr * y
@@ -255,8 +255,8 @@ def _sampled(a0: NDArray[np.float64], a1: NDArray[np.float64], topology: Topolog
 
 
 def _measured(a0: NDArray[np.float64], a1: NDArray[np.float64], topology: Topology) -> float:
-    """Mean-square growth of 16 random disagreements over windows of :data:`WINDOW` rounds along the schedule itself, after one tenth of
-    the :data:`LONG` rounds to settle. Windows, because a plain average of logarithms gives the typical growth, which is below the rms."""
+    """Mean-square growth of 16 random disagreements over windows of `WINDOW` rounds along the schedule itself, after one tenth of
+    the `LONG` rounds to settle. Windows, because a plain average of logarithms gives the typical growth, which is below the rms."""
     n, k, rounds = topology.n, 16, LONG if topology.n < MANY else FEWER
     x = normal(n * k, 0, Stream.INIT).reshape(n, k) / math.sqrt(n * k)
     u = np.stack([x, *[np.zeros_like(x)] * (len(a0) - 1)])

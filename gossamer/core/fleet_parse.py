@@ -15,7 +15,7 @@
     rate_mbps = 1000
     rtt_ms = 40                         # or latency_ms, one way
 
-The other keys of a site and of a link are the fields of :class:`gossamer.core.fleet.Site` and :class:`gossamer.core.fleet.Link`.
+The other keys of a site and of a link are the fields of `gossamer.core.fleet.Site` and `gossamer.core.fleet.Link`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Inner optimizers: what a worker does with each gradient, between two exchanges.
 
-Three that you know: :class:`AdamW`, :class:`SGD`, :class:`Lion`; and :class:`Muon` for hidden matrices. A part is a frozen dataclass that
+Three that you know: `AdamW`, `SGD`, `Lion`; and `Muon` for hidden matrices. A part is a frozen dataclass that
 is its own configuration; `build` makes the torch optimizer that holds the state. Rules that all share:
 
-- `lr` is the peak. Each parameter group carries it as ``initial_lr``; :func:`set_lr` multiplies by the schedule's factor.
+- `lr` is the peak. Each parameter group carries it as ``initial_lr``; `set_lr` multiplies by the schedule's factor.
 - Weight decay is decoupled (except in SGD, as in torch) and acts on tensors of two or more dimensions only; never on biases and norms.
 - `clip` bounds the global norm of the gradient over all tensors together; None switches it off.
 
@@ -126,7 +126,7 @@ class Lion:
         _betas("Lion", self.betas)
 
     def build(self, params: Named, by_row: Collection[str] = ()) -> torch.optim.Optimizer:
-        """A :class:`LionOptimizer`."""
+        """A `LionOptimizer`."""
         return LionOptimizer(_groups(params, self.lr, self.weight_decay), self.lr, self.betas, self.weight_decay)
 
 
@@ -163,7 +163,7 @@ class Muon:
             raise BadInput(f"Muon: adjust is {self.adjust!r}; expected 'match_rms_adamw' or 'original'")
 
     def build(self, params: Named, by_row: Collection[str] = ()) -> torch.optim.Optimizer:
-        """A :class:`Both` of torch.optim.Muon and torch.optim.AdamW; AdamW alone if there is no hidden matrix."""
+        """A `Both` of torch.optim.Muon and torch.optim.AdamW; AdamW alone if there is no hidden matrix."""
         hidden = {k: p for k, p in params.items() if p.ndim == 2 and k not in by_row}
         rest = {k: p for k, p in params.items() if k not in hidden}
         parts: list[torch.optim.Optimizer] = []
@@ -184,7 +184,7 @@ class Muon:
 
 
 class LionOptimizer(torch.optim.Optimizer):
-    """Lion as a torch optimizer; see :class:`Lion` for the rule. State per tensor: ``momentum_buffer``."""
+    """Lion as a torch optimizer; see `Lion` for the rule. State per tensor: ``momentum_buffer``."""
 
     def __init__(self, params: Any, lr: float, betas: tuple[float, float], weight_decay: float) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})

@@ -1,7 +1,7 @@
 """Who does how much in a round: H_i inner steps of B_i sequences of L tokens for worker i.
 
 Here B_i is given and only H_i follows the speed of the worker. Batch sizes chosen to fit memory and step time, together with H_i, are the
-business of AWB (adaptive workload balancing), a planner of its own that returns the same :class:`Plan`.
+business of AWB (adaptive workload balancing), a planner of its own that returns the same `Plan`.
 
 >>> uniform(2, steps=30, batch=8, sequence=512).tokens_per_round
 245760

@@ -1,7 +1,7 @@
 """Learning-rate schedules: what multiplies the peak learning rate, as a pure function of planned *global* tokens.
 
 Never a function of a local step count: workers take unequal numbers of steps, and a joiner or a resumed run must get the same value.
-Three that you know: :class:`Constant`, :class:`Cosine` (warm-up, then half a cosine), :class:`WSD` (warm-up, stable, decay).
+Three that you know: `Constant`, `Cosine` (warm-up, then half a cosine), `WSD` (warm-up, stable, decay).
 
 >>> Cosine(warmup=0.1, start=0.01, floor=0.1).factor(tokens=100, total_tokens=1000)
 1.0

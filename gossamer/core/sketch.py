@@ -1,6 +1,6 @@
 """Distances between models far apart, told by a few numbers of each: a linear sketch.
 
-Every element v_k gets a sign s_k, drawn once for all workers, and falls into one of :data:`BUCKETS` buckets; the sketch is the sum of
+Every element v_k gets a sign s_k, drawn once for all workers, and falls into one of `BUCKETS` buckets; the sketch is the sum of
 s_k v_k in each bucket. It is linear, sketch(a - b) = sketch(a) - sketch(b), so what workers note of themselves tells, later and elsewhere,
 how far they were from each other and what mixing did to that, in real runs as in simulated ones, and nothing is sent for it. |sketch(v)|^2
 is an unbiased estimate of |v|^2 with a relative standard deviation of about sqrt(2 / BUCKETS); a mean over n workers has about

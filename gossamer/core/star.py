@@ -1,4 +1,4 @@
-"""A star: the best-connected worker, and when messages to it and from it arrive (for :mod:`gossamer.core.predict`)."""
+"""A star: the best-connected worker, and when messages to it and from it arrive (for `gossamer.core.predict`)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The communication graph of each round, as a pure function of the round: every worker computes the same graph without talking.
 
-Three that you know: :class:`Complete` is an all-reduce; :class:`Ring` is always the same two neighbours; :class:`OnePeer` is a fresh random
+Three that you know: `Complete` is an all-reduce; `Ring` is always the same two neighbours; `OnePeer` is a fresh random
 partner each round. All are frozen dataclasses that are their own configuration.
 
 In every topology W = I - alpha*Lambda, with W at alpha = 1 as named below and alpha = 1 the default; alpha < 1 mixes less.
@@ -228,7 +228,7 @@ class TwoPeer:
     """A fresh random cycle each round: own weight 1/2, 1/4 per neighbour.
 
     With an `admissible` graph each worker takes its two nearest admissible ones along the permutation, symmetrised, with Metropolis
-    weights (:func:`nearest_two`; 1/3 each where all degrees are 2, so an admissible graph that allows everything is not the same method).
+    weights (`nearest_two`; 1/3 each where all degrees are 2, so an admissible graph that allows everything is not the same method).
     E[Lambda] = n/(2(n-1)) pi, E[Lambda^2] = 3n/(8(n-1)) pi for n >= 3.
     """
 

@@ -1,6 +1,6 @@
 """Named tensors, and the flat ranges of them that travel.
 
-A :data:`Tree` is one seat's parameters (or anything of their shape: a drift, a gradient, a momentum). A :data:`Layout` says which flat
+A `Tree` is one seat's parameters (or anything of their shape: a drift, a gradient, a momentum). A `Layout` says which flat
 range of which tensor a payload carries, in which order: the whole model, one shard of it, one fragment of it.
 
 >>> import torch

@@ -1,4 +1,4 @@
-"""When messages arrive, worked out for all workers at once: the arithmetic under :mod:`gossamer.core.predict`.
+"""When messages arrive, worked out for all workers at once: the arithmetic under `gossamer.core.predict`.
 
 A message of b bytes from i to j passes i's uplink, the link and j's downlink, and flows on while it is still coming in, as in the
 simulator's queues. An exchange among everybody is worked out per group of senders with one place and one uplink: n times the number of

@@ -34,13 +34,13 @@ _LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RAN
 
 def connect(*, alone: bool = False, on_lost: Literal["raise", "record"] = "raise", start_timeout_s: float = 600.0) -> Group:
     """Connects this process to the other workers that torchrun (or gossamer's launcher) has started; without a launcher it is one worker.
-    The result has `me` and `n`, by which data are divided, and goes to :func:`join` as `workers`.
+    The result has `me` and `n`, by which data are divided, and goes to `join` as `workers`.
 
     Args:
         alone: then take the launcher's variables out of the environment and leave this process one GPU of its machine: libraries that
             look there (transformers' Trainer, Lightning, accelerate) train in this process alone, and wrap nothing. Call it before they
             look, and before CUDA is used.
-        on_lost, start_timeout_s: as of :func:`join`.
+        on_lost, start_timeout_s: as of `join`.
 
     Raises:
         BadInput: the environment is incomplete.
@@ -103,7 +103,7 @@ def join(
         seed: of the peers of random topologies.
         sync: "check": the workers must have equal first parameters; "from:K": all take worker K's, here and now.
         on_lost: "raise": when a worker is gone, `Outer.step` raises PeerLost. "record": the others go on (gossip), and records name it.
-        workers: what :func:`connect` has given; default: connect now.
+        workers: what `connect` has given; default: connect now.
         start_timeout_s: how long to wait for the other workers.
 
     Raises:

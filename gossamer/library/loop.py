@@ -17,7 +17,7 @@ from gossamer.worker.effects import Done, Work
 
 
 class Loop:
-    """Implements :class:`gossamer.worker.effects.Body`, but for `compute`.
+    """Implements `gossamer.worker.effects.Body`, but for `compute`.
 
     Args:
         model: as it is trained; what requires a gradient is exchanged.

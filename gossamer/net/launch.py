@@ -221,7 +221,7 @@ def start(
 
     Args:
         log: where its output goes; None: to this process's own.
-        modules: see :func:`launch`.
+        modules: see `launch`.
         given_up: whether it is not wanted any more, while modules are loaded.
 
     Raises:

@@ -30,10 +30,10 @@ def graph_of(
     min_mbps: float = 0.0,
     average_every: int = 0,
 ) -> Topology:
-    """The graphs of :func:`_between` with, every `average_every` rounds, the complete one; 0: never.
+    """The graphs of `_between` with, every `average_every` rounds, the complete one; 0: never.
 
     Raises:
-        BadInput: what :func:`_between` says; average_every of 1 or below 0, or on the complete graph.
+        BadInput: what `_between` says; average_every of 1 or below 0, or on the complete graph.
     """
     plain = _between(setting, name, alpha=alpha, perfect=perfect, prefer=prefer, admissible=admissible, min_mbps=min_mbps)
     if not average_every:

@@ -141,7 +141,7 @@ def channels(color: str) -> list[float]:
 
 
 def as_color(rgb: Iterable[float]) -> str:
-    """As :func:`channels` reads it."""
+    """As `channels` reads it."""
     return "#" + "".join(f"{round(255 * c):02x}" for c in rgb)
 
 

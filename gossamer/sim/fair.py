@@ -90,7 +90,7 @@ def fill(caps: Sequence[float], users: Sequence[Sequence[Node]], room: dict[Node
 
 
 class Fair:
-    """The fair mode of :class:`gossamer.sim.network.Network`: a message holds its share of the nodes until it is through, and is delivered
+    """The fair mode of `gossamer.sim.network.Network`: a message holds its share of the nodes until it is through, and is delivered
     its latency, jitter and constant later."""
 
     def __init__(self, paths: Paths) -> None:

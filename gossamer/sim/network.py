@@ -5,10 +5,10 @@ takes b / min(up, link, down) + latency (+ jitter) + the fleet's constant per me
 
 - `sharing="queue"`: each of the three is a queue, first come, first served, and a message flows on while it is still coming in
   (cut-through). Time in a queue is service alone, so a trickle from a slow link does not keep a fast downlink busy.
-- `sharing="fair"`: all messages under way share up- and downlinks max-min fairly (:mod:`gossamer.sim.fair`).
+- `sharing="fair"`: all messages under way share up- and downlinks max-min fairly (`gossamer.sim.fair`).
 
 In both, messages of one ordered pair follow each other like those of a TCP connection; a single one is limited by window and loss as
-:attr:`gossamer.core.fleet.Link.flow_mbps` says. Randomness (jitter) is a pure function of (seed, from, to, number of the message in its
+`gossamer.core.fleet.Link.flow_mbps` says. Randomness (jitter) is a pure function of (seed, from, to, number of the message in its
 pair), so a run is the same every time.
 """
 

@@ -11,7 +11,7 @@ A worker may go on with another number of ranks: the rows of its parts are put t
 of torch.distributed.checkpoint (gossamer.train.parts).
 
 A part is written under another name, flushed to the disk and renamed, so that it is there whole or not at all. Only rounds with a manifest
-count, and :func:`latest` hashes their parts before it believes them.
+count, and `latest` hashes their parts before it believes them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 class Part(NamedTuple):
-    """What :func:`read_part` gives back."""
+    """What `read_part` gives back."""
 
     state: State
     body: dict[str, Any]
@@ -77,7 +77,7 @@ def stage(
     *,
     copy: bool = True,
 ) -> Staged:
-    """One worker's part of round `round`, to be written by :func:`gossamer.train.parts.put`; its SHA-256 is for :func:`close`.
+    """One worker's part of round `round`, to be written by `gossamer.train.parts.put`; its SHA-256 is for `close`.
 
     Args:
         folder: the run's `checkpoints` folder.
@@ -98,7 +98,7 @@ def write_part(
     extra: Mapping[str, Any] | None = None,
     place: Place = ALONE,
 ) -> str:
-    """:func:`stage` and `put` in one: writes a part now, and returns its SHA-256.
+    """`stage` and `put` in one: writes a part now, and returns its SHA-256.
 
     Raises:
         RunFailed: the disk is full or cannot be written.

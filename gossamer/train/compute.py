@@ -43,7 +43,7 @@ _NONE = Taken()
 
 
 class TrainBody:
-    """Implements :class:`gossamer.worker.effects.Body`.
+    """Implements `gossamer.worker.effects.Body`.
 
     The trees that it gives are live views, valid until the next `compute` or `load`.
     """

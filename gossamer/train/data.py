@@ -1,9 +1,9 @@
 """Tokens to train on, and which of them come next.
 
-:func:`load` turns a corpus into memory-mapped arrays of token ids, once; the result is cached under its content hash. :class:`Sampler`
+`load` turns a corpus into memory-mapped arrays of token ids, once; the result is cached under its content hash. `Sampler`
 draws batches: sequence number c of a worker is a pure function of (seed, worker, c), whatever the batch size, so a data cursor is one
 number and a resumed run sees what the uninterrupted one would have seen. What is too large for that, or better read document by document,
-goes by :mod:`gossamer.train.packed`.
+goes by `gossamer.train.packed`.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Sampler:
         _long_enough("training", len(self.tokens), self.sequence)
 
     def batch(self, cursor: int, count: int) -> Tensor:
-        """See :class:`Batches`. The words of 1024 sequences are drawn at a time."""
+        """See `Batches`. The words of 1024 sequences are drawn at a time."""
         c = np.arange(cursor, cursor + count)
         drawn = np.concatenate([self._words(b)[c[c // _BLOCK == b] % _BLOCK] for b in range(cursor // _BLOCK, c[-1] // _BLOCK + 1)])
         starts = (drawn % np.uint64(len(self.tokens) - self.sequence)).astype(np.int64)
@@ -129,10 +129,10 @@ def load(
     """The tokens of `source`, from the cache where they are there.
 
     Args:
-        source: "stdlib", a folder or a file (see :func:`gossamer.train.corpus.find`).
+        source: "stdlib", a folder or a file (see `gossamer.train.corpus.find`).
         sequence: L; both splits must hold at least one window of L + 1 tokens.
         vocab_size: of a "bpe" tokenizer: at most so many ids (a small corpus may yield fewer).
-        tokenizer: "bpe" (trained on the training split), "bytes", or one by path or name (see :func:`gossamer.train.tokenizer.named`).
+        tokenizer: "bpe" (trained on the training split), "bytes", or one by path or name (see `gossamer.train.tokenizer.named`).
         limit_bytes: a sample of the corpus, for quick runs.
 
     Raises:

@@ -183,7 +183,7 @@ def open_valid(source: Source) -> Documents | None:
     """What is held out of `source`, where that is said: another path, or another split.
 
     Raises:
-        BadInput: as :func:`open_documents`.
+        BadInput: as `open_documents`.
     """
     if not source.valid:
         return None

@@ -19,7 +19,7 @@ from gossamer.train.shard import folded, is_cut, local_parameters
 
 
 class Evaluation(NamedTuple):
-    """What :func:`evaluate` found."""
+    """What `evaluate` found."""
 
     loss: float
     """Mean over tokens, in nats."""

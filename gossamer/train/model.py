@@ -145,7 +145,7 @@ def meta_model(spec: Spec, vocab_size: int | None = None) -> nn.Module:
 
 
 def meta_layout(spec: Spec, vocab_size: int | None = None) -> Layout:
-    """:func:`layout` of `spec`, without allocating it."""
+    """`layout` of `spec`, without allocating it."""
     return layout(meta_model(spec, vocab_size))
 
 
@@ -205,7 +205,7 @@ def configuration(spec: Spec, vocab_size: int | None = None) -> Any:
     """The transformers configuration of `spec`. A checkpoint has its own vocabulary.
 
     Raises:
-        BadInput: as :func:`build`.
+        BadInput: as `build`.
     """
     source = source_of(spec)
     if source.checkpoint:

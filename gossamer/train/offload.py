@@ -26,7 +26,7 @@ _NONE = Taken()
 
 
 class Offloaded(TrainBody):
-    """Implements :class:`gossamer.worker.effects.Body` as `TrainBody` does.
+    """Implements `gossamer.worker.effects.Body` as `TrainBody` does.
 
     The trees that it gives are of the host, and valid until the next `compute` or `load`, as those of any body.
     """

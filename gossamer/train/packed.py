@@ -190,7 +190,7 @@ class _Reader:
 
 @dataclass(frozen=True, eq=False)
 class Packing:
-    """What is packed, and how: a :class:`gossamer.train.data.Reading`."""
+    """What is packed, and how: a `gossamer.train.data.Reading`."""
 
     lanes: tuple[Lane, ...]
     tokenizer: Tokenizer
@@ -200,7 +200,7 @@ class Packing:
     """Of the data: a place in others is no place in these."""
 
     def batches(self, sequence: int, seed: int, worker: int, workers: int) -> Batches:
-        """See :class:`gossamer.train.data.Reading`."""
+        """See `gossamer.train.data.Reading`."""
         return Packed(self, sequence, seed, worker, workers)
 
 
@@ -226,7 +226,7 @@ class Packed:
             raise BadInput(f"sequence length {self.sequence}; expected at least 1 token")
 
     def batch(self, cursor: int, count: int) -> Tensor:
-        """See :class:`gossamer.train.data.Batches`. Any cursor will do; those that follow each other read nothing twice.
+        """See `gossamer.train.data.Batches`. Any cursor will do; those that follow each other read nothing twice.
 
         Raises:
             BadInput: this worker's share holds no document.

@@ -1,6 +1,6 @@
 """One file of a checkpoint: what a worker, or a rank of it, has at a boundary. Tensors, and everything else as JSON in the file's header.
 
-It is made in two steps. :func:`stage` copies what the worker will go on to change; :func:`put` writes it, at any later time, in any thread.
+It is made in two steps. `stage` copies what the worker will go on to change; `put` writes it, at any later time, in any thread.
 
 The files of one worker, in a folder of their own, are a checkpoint of torch.distributed.checkpoint:
 

@@ -27,7 +27,7 @@ def mark(sources: Sequence[Source]) -> str:
     """SHA-256 of which documents these are, in training and validation.
 
     Raises:
-        BadInput: as :func:`load`.
+        BadInput: as `load`.
     """
     return _mark(sources, [(open_documents(s), open_valid(s)) for s in sources])
 
@@ -53,7 +53,7 @@ def load(
         shuffle: documents that are put into a random order among themselves; 0: as they come.
 
     Raises:
-        BadInput: see :func:`gossamer.train.documents.open_documents`; too few documents, a bad tokenizer, or an unwritable cache.
+        BadInput: see `gossamer.train.documents.open_documents`; too few documents, a bad tokenizer, or an unwritable cache.
     """
     opened = [(open_documents(s), open_valid(s)) for s in sources]
     documents = _mark(sources, opened)

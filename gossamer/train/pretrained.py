@@ -59,7 +59,7 @@ def config_of(source: Source) -> Any:
     """The transformers configuration of the checkpoint, as it is but for caching, which training does not use.
 
     Raises:
-        BadInput: as :func:`folder_of`, or a configuration that the installed transformers does not know.
+        BadInput: as `folder_of`, or a configuration that the installed transformers does not know.
     """
     from transformers import AutoConfig
 
@@ -77,7 +77,7 @@ def load(source: Source, config: Any, attention: Mapping[str, str]) -> nn.Module
     """The model with the weights of the checkpoint, in float32 on the CPU.
 
     Args:
-        config: of :func:`config_of`.
+        config: of `config_of`.
         attention: further arguments of `from_pretrained`.
 
     Raises:

@@ -38,7 +38,7 @@ class _Stretch:
 
 
 class Resuming:
-    """Implements :class:`gossamer.worker.effects.Body` around a TrainBody."""
+    """Implements `gossamer.worker.effects.Body` around a TrainBody."""
 
     def __init__(self, body: TrainBody) -> None:
         self.inner = body

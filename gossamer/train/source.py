@@ -58,5 +58,5 @@ Spec: TypeAlias = Shape | Source
 
 
 def source_of(spec: Spec) -> Source:
-    """`spec` as a :class:`Source`: a shape alone has weights from a seed, all of them trained."""
+    """`spec` as a `Source`: a shape alone has weights from a seed, all of them trained."""
     return spec if isinstance(spec, Source) else Source(spec)

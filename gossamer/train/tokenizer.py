@@ -55,7 +55,7 @@ class Bytes:
     mark: str = "bytes"
 
     def encode(self, texts: Iterable[str]) -> Iterator[NDArray[np.int64]]:
-        """See :class:`Tokenizer`.
+        """See `Tokenizer`.
 
         >>> [ids.tolist() for ids in Bytes().encode(["hé"])]
         [[104, 195, 169]]
@@ -91,7 +91,7 @@ class Trained:
         return folder / FILE
 
     def encode(self, texts: Iterable[str]) -> Iterator[NDArray[np.int64]]:
-        """See :class:`Tokenizer`."""
+        """See `Tokenizer`."""
         texts = iter(texts)
         while batch := list(islice(texts, _BATCH)):
             for encoding in self.inner.encode_batch([_whole(text) for text in batch], add_special_tokens=False):
@@ -198,7 +198,7 @@ def mark_of(kind: str, vocab_size: int) -> str:
     """What tells, with the sample of text that a "bpe" learns from, which tokenizer `kind` is.
 
     Raises:
-        BadInput: as :func:`named`.
+        BadInput: as `named`.
     """
     if kind == "bpe":
         return f"bpe,{vocab_size}"
@@ -212,7 +212,7 @@ def made(kind: str, train: Callable[[], Trained], folder: Path) -> Tokenizer:
         train: makes that of "bpe".
 
     Raises:
-        BadInput: as :func:`named`.
+        BadInput: as `named`.
     """
     if kind == "bytes":
         return Bytes()
@@ -225,7 +225,7 @@ def vocabulary(kind: str, asked: int) -> int:
     """Ids that a model needs room for: `asked` of "bpe", which learns at most so many.
 
     Raises:
-        BadInput: as :func:`named`.
+        BadInput: as `named`.
     """
     if kind == "bpe":
         return asked
@@ -246,7 +246,7 @@ def as_transformers(tokenizer: Tokenizer | str | Path | None, longest: int | Non
     [104, 195, 169, 60]
 
     Args:
-        tokenizer: one of this module; "bytes" or None (what a corpus of plain bytes names); or a path or name, as :func:`named` takes
+        tokenizer: one of this module; "bytes" or None (what a corpus of plain bytes names); or a path or name, as `named` takes
             them. Special tokens and a chat template that a tokenizer_config.json has are kept.
         longest: tokens that the model takes at most.
 

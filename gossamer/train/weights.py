@@ -4,7 +4,7 @@ A checkpoint holds the anchor x of each worker. Where workers differ (gossip) th
 
     x = sum_i float32(1/n) * x_i        in the order of worker ids, float32, multiply, then add,
 
-the bits of :func:`gossamer.core.combine.mean`. Tensors are read one at a time: the model and two of them must fit.
+the bits of `gossamer.core.combine.mean`. Tensors are read one at a time: the model and two of them must fit.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def write(folder: Path, found: Weights) -> None:
 
 
 def read(folder: Path) -> Weights | None:
-    """What :func:`write` has left there; None where it has not.
+    """What `write` has left there; None where it has not.
 
     Raises:
         RunFailed: it is damaged.

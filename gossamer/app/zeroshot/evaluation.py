@@ -42,7 +42,7 @@ class Request:
     Args:
         tasks: names; none: the embedded suite, and every task of which `data` has a file.
         data: a folder of .jsonl files; None: items of public tasks come from the hub.
-        text: of the embedded suite, as of :func:`gossamer.app.zeroshot.subject.held_out`.
+        text: of the embedded suite, as of `gossamer.app.zeroshot.subject.held_out`.
         limit: items of a task at most; None: all there are, and of the embedded suite `embedded.ITEMS`.
         seed: of the embedded suite.
     """
@@ -100,7 +100,7 @@ def check(ask: Request) -> list[str]:
     """The tasks of a request, before a large model is read.
 
     Raises:
-        BadInput: as :func:`names_of`; or lm-eval is not installed.
+        BadInput: as `names_of`; or lm-eval is not installed.
     """
     harness.check_installed()
     return names_of(ask)
@@ -113,7 +113,7 @@ def evaluate(about: Subject, ask: Request, known: Path | None = None) -> dict[st
         known: an earlier record: the same items are not asked of the same model again.
 
     Raises:
-        BadInput: as :func:`check`; items cannot be had.
+        BadInput: as `check`; items cannot be had.
     """
     items = items_of(ask, check(ask), about)
     record = {"format": FORMAT, **about.about, "longest": about.longest, "versions": _versions()}
@@ -182,7 +182,7 @@ def run(folder: Path, ask: Request, out: Path | None, console: Console, *, round
     """Evaluates, prints the table, and writes the record: to `out`, else into the folder of a run.
 
     Raises:
-        BadInput, RunFailed: as :func:`evaluate` and :func:`gossamer.app.zeroshot.subject.load`.
+        BadInput, RunFailed: as `evaluate` and `gossamer.app.zeroshot.subject.load`.
     """
     made = any(name in EMBEDDED for name in check(ask))
     if out is not None and not out.parent.is_dir():

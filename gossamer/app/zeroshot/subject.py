@@ -47,7 +47,7 @@ def load(folder: Path, round: int | None = None, length: int | None = None) -> S
     """The model in a folder, on the GPU where there is one.
 
     Args:
-        round: of a run: as of :func:`gossamer.app.trained.load`.
+        round: of a run: as of `gossamer.app.trained.load`.
         length: tokens that the model shall see at once.
 
     Raises:

@@ -42,7 +42,7 @@ class Task:
     metric: Metric
     """The accuracy that is usually told: of the choice likeliest as it stands, or by its log-likelihood per character."""
     records: Records | None
-    """None: made of held-out text (:mod:`gossamer.app.zeroshot.embedded`)."""
+    """None: made of held-out text (`gossamer.app.zeroshot.embedded`)."""
     delimiter: str = " "
     """Between context and choice."""
 

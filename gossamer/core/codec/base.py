@@ -1,7 +1,7 @@
 """What a codec is: exact size, encode, and decode straight into a weighted mean.
 
-Three that you know: :class:`Fp32` copies; :class:`Sign` keeps one bit a number and one magnitude a tensor (GeoMesh's CSS);
-:class:`TopK` keeps the largest few. All are frozen dataclasses that are their own configuration, and hold no state.
+Three that you know: `Fp32` copies; `Sign` keeps one bit a number and one magnitude a tensor (GeoMesh's CSS);
+`TopK` keeps the largest few. All are frozen dataclasses that are their own configuration, and hold no state.
 """
 
 from __future__ import annotations

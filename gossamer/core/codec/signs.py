@@ -1,4 +1,4 @@
-"""The work of :class:`~gossamer.core.codec.sign.Sign` on one flat range, in NumPy: bits and sums in one pass, and signs back to numbers.
+"""The work of `gossamer.core.codec.sign.Sign` on one flat range, in NumPy: bits and sums in one pass, and signs back to numbers.
 
 A range is walked in chunks that stay in cache: what is needed of a chunk is taken while it is warm, and nothing as large as the range is
 allocated. gossamer.core.codec.signs_device does the same where a tensor is on an accelerator. `start` is the place of a range in its full

@@ -14,7 +14,7 @@ from gossamer.core.tree import Layout, Tree
 
 @runtime_checkable
 class Writer(Protocol):
-    """A codec with a quicker way to do what :func:`write` does, of the same bits."""
+    """A codec with a quicker way to do what `write` does, of the same bits."""
 
     def write(
         self, tree: Tree, layout: Layout, pieces: Sequence[tuple[Layout, Tensor]], feedback: Feedback | None, residual: Tree | None
