@@ -127,6 +127,29 @@ def test_a_state_in_the_middle_of_a_round_that_has_landed_something_is_refused()
     users(2, job)
 
 
+def test_a_state_that_is_not_whole_is_said() -> None:
+    method = diloco(replace(SMALL, plan=uniform(1, 3, 2, ToyBody.LENGTH)))
+    body = ToyBody(0, ADAM)
+    with gossamer.join(body.model, body.optimizer, method) as outer:
+        whole = outer.state_dict()
+    name = next(iter(whole["tensors"]))
+    ways: dict[str, Any] = {
+        rf"'{name}' is missing": {"tensors": {k: v for k, v in whole["tensors"].items() if k != name}},
+        rf"'{name.partition('/')[2]}' is missing, or not of the model's shape": {"tensors": whole["tensors"] | {name: torch.zeros(99)}},
+        "'residual' is missing": {"about": {k: v for k, v in whole["about"].items() if k != "residual"}},
+        "'NoneType' object": {"tensors": None},
+        "positional arguments": {"partial": [1] * 9},
+    }
+    body = ToyBody(0, ADAM)
+    with gossamer.join(body.model, body.optimizer, method) as outer:
+        for words, change in ways.items():
+            with pytest.raises(gossamer.BadInput, match=rf"the state of worker 0 is not whole \(.*{words}.*\): give all that outer.state"):
+                outer.load_state_dict(whole | change)
+        with pytest.raises(gossamer.BadInput, match="'workers' is missing"):
+            outer.load_state_dict({k: v for k, v in whole.items() if k != "workers"})
+        outer.load_state_dict(whole)
+
+
 # ---- leaving
 
 

@@ -123,6 +123,45 @@ def test_a_place_is_gone_on_from_without_reading_what_came_before() -> None:
     assert torch.equal(one.batch(150, 2), want)
 
 
+BENT = {
+    "cursor": lambda said: said.update(cursor=151),
+    "cursor below": lambda said: said.update(cursor=-1),
+    "no number": lambda said: said["places"][0].__setitem__(2, "7"),
+    "fewer": lambda said: said["places"].pop(),
+    "short": lambda said: said["places"][0].pop(),
+    "long": lambda said: said["places"][0].append(1),
+    "epoch": lambda said: said["places"][0].__setitem__(0, -1),
+    "far epoch": lambda said: said["places"][0].__setitem__(0, 10**30),
+    "file": lambda said: said["places"][0].__setitem__(1, 99),
+    "row": lambda said: said["places"][0].__setitem__(2, -1),
+    "never drawn": lambda said: said["places"][1].__setitem__(4, 1),
+    "deep": lambda said: said.update(deep="DEEP"),
+}
+ELSEWHERE = {  # within bounds, but no document, or token, is there
+    "row": lambda said: said["places"][0].__setitem__(2, 10**9),
+    "document": lambda said: said["places"][0].__setitem__(3, 1000),
+    "token": lambda said: said["places"][0].__setitem__(4, 1000),
+}
+
+
+@pytest.mark.parametrize("name", [*BENT, *(f"elsewhere {name}" for name in ELSEWHERE)])
+def test_a_place_that_is_none_is_said(name: str) -> None:
+    of = packing(TEXTS, [["x" * 300]], weights=[1.0, 0.0])
+    one = Packed(of, 12, 0, 0, 1)
+    one.batch(0, 150)
+    said = json.loads(one.state())
+    again = Packed(of, 12, 0, 0, 1)
+    if name in BENT:
+        BENT[name](said)
+        with pytest.raises(BadInput, match=r"is damaged .* resume from another one"):
+            again.load_state(json.dumps(said).replace('"DEEP"', "[" * 100_000))
+        return
+    ELSEWHERE[name.removeprefix("elsewhere ")](said)
+    again.load_state(json.dumps(said))
+    with pytest.raises(BadInput, match=r"is not there: Place\(.* in memory for worker 0 of 1"):
+        again.batch(150, 1)
+
+
 def test_nothing_is_lost_between_sequences_and_documents_come_as_they_are() -> None:
     flat = [text for file in TEXTS for text in file]
     text = words(Packed(packing(TEXTS, shuffle=0), 16, 0, 0, 1).batch(0, 150))

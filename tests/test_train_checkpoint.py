@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import math
 import os
@@ -18,7 +19,7 @@ from gossamer.core.plan import Plan
 from gossamer.core.ranges import rows_of
 from gossamer.core.replan import Planned
 from gossamer.train import checkpoint as K
-from gossamer.train import parts
+from gossamer.train import parts, weights
 from gossamer.train.parts import put
 from gossamer.train.recut import Place
 from gossamer.train.writing import Writer
@@ -170,7 +171,7 @@ def test_a_checkpoint_of_the_former_format_is_read(tmp_path, monkeypatch):
     assert '"format": 2' in manifest and K.latest(tmp_path) == 3
     assert same(K.read_part(tmp_path, 3, 1).state, full_state(3))
     monkeypatch.setattr(parts, "READS", (3,))
-    with pytest.raises(RunFailed, match="has checkpoint format 2, this release reads 3: resume with the release that wrote it"):
+    with pytest.raises(BadInput, match="has checkpoint format 2, this release reads 3: resume with the release that wrote it"):
         K.read_part(tmp_path, 3, 1)
 
 
@@ -278,6 +279,64 @@ def test_damage_falls_back_and_says_so(tmp_path, caplog, damage, file):
     with pytest.raises(RunFailed):
         K.read_part(tmp_path, 5, 1)
     assert same(K.read_part(tmp_path, 4, 1).state, full_state(4))
+
+
+def swap(parts):
+    parts["0"], parts["1"] = parts["1"], parts["0"]
+
+
+ODD = {
+    "no parts": (lambda about: about["parts"].clear(), "it has no parts of workers"),
+    "no ranks": (lambda about: about["parts"].update({"0": {"ranks": []}}), "worker 0 has no parts"),
+    "swapped": (lambda about: swap(about["parts"]), "the parts of worker 0 are worker-1/rank-0.safetensors, not worker-0/rank-0"),
+    "no number": (lambda about: about["parts"].update({"x": about["parts"]["0"]}), "'x'"),
+    "a list": (lambda about: about.update(parts=[1]), "has no attribute 'items'"),
+    "no extra": (lambda about: about.pop("extra"), "it has no 'extra'"),
+    "other round": (lambda about: about.update(round=4), "it is of round 4 after 500 tokens"),
+    "tokens": (lambda about: about.update(tokens=-1), "it is of round 5 after -1 tokens"),
+    "no format": (lambda about: about.pop("format"), "it has no 'format'"),
+    "deep": (lambda about: about.update(extra="DEEP"), "recursion"),
+    "a hash": (lambda about: about["parts"]["0"].update(sha256=1), "worker 0 has no parts"),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_manifest_that_cannot_be_is_damage(tmp_path, caplog, name):
+    write(tmp_path, 4)
+    write(tmp_path, 5)
+    path = K.round_folder(tmp_path, 5) / "manifest.json"
+    about = json.loads(path.read_text())
+    change, words = ODD[name]
+    change(about)
+    path.write_text(json.dumps(about).replace('"DEEP"', "[" * 100_000))
+    assert K.latest(tmp_path) == 4
+    assert f"round 5 is passed over: {path} is damaged: " in caplog.text and words in caplog.text
+    with pytest.raises(RunFailed, match=r"is damaged: .* Put it back, or remove .*round-000005 to go on from an earlier"):
+        K.read_part(tmp_path, 5, 0)
+
+
+def test_another_release_and_another_worker_are_said(tmp_path):
+    write(tmp_path, 4)
+    write(tmp_path, 5)
+    path = K.round_folder(tmp_path, 5) / "manifest.json"
+    text = path.read_text()
+    path.write_text(text.replace('"format": 3', '"format": 9'))
+    for read in (lambda: K.latest(tmp_path), lambda: K.read_part(tmp_path, 5, 0)):  # what it holds is not passed over
+        with pytest.raises(BadInput, match=r"manifest.json has checkpoint format 9, this release reads 2 and 3: resume with the release"):
+            read()
+    path.write_text(text)
+    about = json.loads(text)
+    for w, other in ((0, 1), (1, 0)):  # the files themselves, and their hashes with them
+        file = path.parent / f"worker-{w}" / "rank-0.safetensors"
+        file.rename(path.parent / str(other))
+    for w in (0, 1):
+        (path.parent / str(w)).rename(path.parent / f"worker-{w}" / "rank-0.safetensors")
+    zero, one = about["parts"]["0"], about["parts"]["1"]
+    zero["sha256"], one["sha256"] = one["sha256"], zero["sha256"]
+    path.write_text(json.dumps(about))
+    for read in (lambda: K.read_part(tmp_path, 5, 0), lambda: weights.of_checkpoint(tmp_path, 5, [0])):
+        with pytest.raises(RunFailed, match=r"is the part of worker 1 at round 5, and stands for that of worker 0 .*put each where it was"):
+            read()
 
 
 def test_a_write_that_fails_leaves_the_old_part_and_no_scratch(tmp_path, monkeypatch):

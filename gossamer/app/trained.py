@@ -89,8 +89,8 @@ def check_model(job: Job, run: RunFolder, round: int) -> None:
     """That a checkpoint of a run to resume is of the model of its configuration.
 
     Raises:
-        BadInput: it is not.
-        RunFailed: no such round, or another release wrote it.
+        BadInput: it is not, or another release wrote it.
+        RunFailed: no such round.
     """
     own = _shapes(parameters_of(job.outline.meta))
     _check_shapes(own, weights.shapes_of(run.checkpoints, round), f"the checkpoint of round {round} in {run.path}")

@@ -210,11 +210,11 @@ class Outer:
         """Goes on from what `state_dict` gave, bit for bit; also sets the model's parameters. Before the first step.
 
         Raises:
-            BadInput: it is of another run or worker, or a step was taken already.
+            BadInput: it is of another run or worker, or not whole; or a step was taken already.
         """
         if self._world is not None or self._resumed:
             raise BadInput("load_state_dict comes right after gossamer.join, before the first step (and sync is left out)")
-        self._state, self._partial, live = unpack(saved, self._place, self._loop.device)
+        self._state, self._partial, live = unpack(saved, self._place, self._state.x, self._loop.device)
         self._loss = self._partial.loss_sum
         self._resumed = True
         self._loop.load(live or self._state.local or rounded(held(self.seat, self._state), self._loop.tree))

@@ -21,6 +21,7 @@ import logging
 import re
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -120,9 +121,9 @@ def read_part(folder: Path, round: int, worker: int, device: torch.device = _CPU
     found = parts_of(folder, read_manifest(folder, round), worker)
     if len(found) == place.ranks:
         path, sha = found[place.rank]
-        about, tensors = files.read(path, round, sha)
+        about, tensors = files.read(path, round, worker, sha)
     else:
-        about, tensors = cut_anew([files.read(path, round, sha) for path, sha in found], place)
+        about, tensors = cut_anew([files.read(path, round, worker, sha) for path, sha in found], place)
     values = about["body"]["values"]
     body = {k: values[k] if k in values else tensors[f"body/{k}"] for k in about["body"]["order"]}
     return Part(unpack_state(about["state"], tensors, device), body, about["extra"])
@@ -185,26 +186,58 @@ def read_manifest(folder: Path, round: int) -> Manifest:
     """The manifest of a closed round; its parts are not looked at.
 
     Raises:
-        RunFailed: none there, or not readable.
+        RunFailed: none there, or a damaged one.
+        BadInput: another release wrote it.
     """
     path = round_folder(folder, round) / MANIFEST
     try:
         about = json.loads(path.read_text())
-        parts = {
-            int(w): tuple(File(str(each["file"]), str(each["sha256"])) for each in part.get("ranks", [part]))
-            for w, part in about["parts"].items()
-        }
-        return Manifest(int(about["round"]), int(about["tokens"]), parts, about["extra"])
+        if about["format"] not in files.READS:
+            raise files.foreign(path, about["format"])
+        return _manifest(about, round)
     except FileNotFoundError as error:
         raise RunFailed(f"there is no whole checkpoint of round {round} in {folder}") from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunFailed(f"{path} is damaged: {error!r}") from error
+    except BadInput:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        said = f"it has no {error}" if isinstance(error, KeyError) else error
+        raise RunFailed(f"{path} is damaged: {said}. Put it back, or remove {path.parent} to go on from an earlier checkpoint") from error
+
+
+def _manifest(about: dict[str, Any], round: int) -> Manifest:
+    """
+    Raises:
+        ValueError, KeyError, TypeError, AttributeError: it is none of this round.
+    """
+    parts: dict[int, tuple[File, ...]] = {}
+    for worker, part in about["parts"].items():
+        named = tuple(File(each["file"], each["sha256"]) for each in part.get("ranks", [part]))
+        own = [part_path(Path(), 0, int(worker), Place(r, len(named))).relative_to(round_folder(Path(), 0)) for r in range(len(named))]
+        if about["format"] == FORMAT and [file.name for file in named] != [path.as_posix() for path in own]:
+            raise ValueError(f"the parts of worker {worker} are {', '.join(file.name for file in named)}, not {', '.join(map(str, own))}")
+        if not named or not all(isinstance(value, str) for file in named for value in file):
+            raise ValueError(f"worker {worker} has no parts")
+        parts[int(worker)] = named
+    if not parts:
+        raise ValueError("it has no parts of workers")
+    for key, kind in (("round", int), ("tokens", int), ("extra", dict)):
+        if type(about[key]) is not kind:
+            raise ValueError(f"its {key} is {about[key]!r}")
+    if about["round"] != round or about["tokens"] < 0:
+        raise ValueError(f"it is of round {about['round']} after {about['tokens']} tokens")
+    return Manifest(round, about["tokens"], parts, about["extra"])
 
 
 def latest(folder: Path) -> int | None:
     """The newest round whose manifest and parts are all sound; None where there is none. A damaged one is passed over, with a warning
-    that names the damage."""
+    that names the damage.
+
+    Raises:
+        BadInput: one is of another release, which is no damage.
+    """
     for round in reversed(closed(folder)):
+        with suppress(RunFailed):
+            read_manifest(folder, round)
         if (found := fault(folder, round)) is None:
             return round
         _log.warning("The checkpoint of round %d is passed over: %s.", round, found)
@@ -215,7 +248,7 @@ def fault(folder: Path, round: int) -> str | None:
     """What is wrong with a round, whose parts are all read; None if nothing."""
     try:
         manifest = read_manifest(folder, round)
-    except RunFailed as error:
+    except (RunFailed, BadInput) as error:
         return str(error)
     faults = (files.fault(path, sha) for worker in manifest.parts for path, sha in parts_of(folder, manifest, worker))
     return next((f for f in faults if f is not None), None)

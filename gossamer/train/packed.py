@@ -33,6 +33,8 @@ BLOCK = 64
 _BLOCK_CHARS = 1 << 24
 """Text that is held in memory at most, but for one document: a block ends there."""
 _DRAWN = 1024
+_ROWS = 1 << 48
+"""More than a file has."""
 _FAR = 1000
 _log = logging.getLogger(__name__)
 
@@ -128,6 +130,17 @@ class _Reader:
         self._pieces = self._read(place)
         self._held: deque[tuple[Place, NDArray[np.int64]]] = deque()
         self._start = place
+        self._wanted = place if place.taken else None
+
+    def _arrive(self, place: Place) -> None:
+        """The first document after `go`: the place is in that one."""
+        at, ids = self._held[0]
+        if at[:4] != place[:4] or place.token >= len(ids):
+            raise BadInput(
+                f"the place in the data that a checkpoint holds is not there: {place} in {self.lane.documents.name} for {self._who}. Put "
+                "the documents back as they were, or resume from another checkpoint"
+            )
+        self._wanted = None
 
     @property
     def place(self) -> Place:
@@ -141,6 +154,8 @@ class _Reader:
         need = self.sequence + 1
         while self._size < need:
             self._held.append(next(self._pieces))
+            if self._wanted is not None:
+                self._arrive(self._wanted)
             self._size += len(self._held[-1][1])
         out = np.empty(need, np.int64)
         at, skip = 0, self._token
@@ -251,12 +266,31 @@ class Packed:
             said: dict[str, Any] = json.loads(state)
             if said["of"] != self._of:
                 return
-            cursor, places = int(said["cursor"]), [Place(*map(int, place)) for place in said["places"]]
-        except (ValueError, KeyError, TypeError) as error:
+            cursor, places = said["cursor"], [Place._make(place) for place in said["places"]]
+            self._check(cursor, places)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise BadInput(f"the place in the data that a checkpoint holds is damaged ({error}): resume from another one") from error
         self._loaded = cursor
         self._marks[cursor] = places
         self._put(cursor)
+
+    def _check(self, cursor: int, places: list[Place]) -> None:
+        """That these can be places: see the bounds that each number has, whatever the documents.
+
+        Raises:
+            ValueError, TypeError: they cannot.
+        """
+        if len(places) != len(self._readers):
+            raise ValueError(f"{len(places)} places, expected one for each of {len(self._readers)} sources")
+        if (taken := sum(place.taken for place in places)) != cursor or type(cursor) is not int:
+            raise ValueError(f"cursor {cursor!r} after {taken} sequences")
+        for place, reader in zip(places, self._readers, strict=True):
+            # An epoch, and a document, has a token at least: the end mark.
+            tokens = place.taken * self.sequence
+            most = Place(tokens, len(reader.share.files) - 1, _ROWS, tokens, tokens, cursor) if place.taken else Place()
+            for name, value, limit in zip(Place._fields, place, most, strict=True):
+                if type(value) is not int or not 0 <= value <= limit:
+                    raise ValueError(f"{name} = {value!r}, expected 0 to {limit}")
 
     @cached_property
     def _readers(self) -> list[_Reader]:

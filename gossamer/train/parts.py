@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gossamer.core.errors import RunFailed
+from gossamer.core.errors import BadInput, RunFailed
 from gossamer.core.ranges import rows_of
 from gossamer.train.packing import pack_state
 from gossamer.train.recut import Place, is_cut
@@ -92,32 +92,42 @@ def check_part(path: Path, round: int, sha: str) -> None:
         raise RunFailed(f"the checkpoint of round {round} cannot be used: {found}. Remove {folder} to go on from an earlier one")
 
 
-def about_of(header: Mapping[str, str], path: Path) -> dict[str, Any]:
+def about_of(header: Mapping[str, str], path: Path, round: int, worker: int) -> dict[str, Any]:
     """What the header of a part says beside its tensors.
 
     Raises:
-        RunFailed: another release wrote it.
+        BadInput: another release wrote it.
+        RunFailed: it is another one's.
     """
     about: dict[str, Any] = json.loads(header[_OURS])
     if about["format"] not in READS:
+        raise foreign(path, about["format"])
+    if (about["round"], about["worker"]) != (round, worker):
         raise RunFailed(
-            f"{path} has checkpoint format {about['format']}, this release reads {' and '.join(map(str, READS))}: resume with the release "
-            "that wrote it"
+            f"{path} is the part of worker {about['worker']} at round {about['round']}, and stands for that of worker {worker} at round "
+            f"{round}: put each where it was, or remove the folder of the round to go on from an earlier one"
         )
     return about
 
 
-def read(path: Path, round: int, sha: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def foreign(path: Path, format: object) -> BadInput:
+    """Of a file in a format that is not known here."""
+    reads = " and ".join(map(str, READS))
+    return BadInput(f"{path} has checkpoint format {format!r}, this release reads {reads}: resume with the release that wrote it")
+
+
+def read(path: Path, round: int, worker: int, sha: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """What one file says, and its tensors.
 
     Raises:
-        RunFailed: it is damaged, or of another release.
+        RunFailed: it is damaged, or another one's.
+        BadInput: it is of another release.
     """
     from safetensors import safe_open
 
     check_part(path, round, sha)
     with safe_open(path, framework="pt") as f:
-        return about_of(f.metadata(), path), {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118 (not a mapping)
+        return about_of(f.metadata(), path, round, worker), {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118 (not a mapping)
 
 
 def apart(tensors: Mapping[str, Tensor], copy: bool = False) -> dict[str, Tensor]:

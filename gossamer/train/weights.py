@@ -102,15 +102,17 @@ def shapes_of(folder: Path, round: int) -> dict[str, tuple[int, ...]]:
     """The shapes of what is trained, as the first part of a checkpoint has it. Of its files the headers alone are read.
 
     Raises:
-        RunFailed: no such round, or another release wrote it.
+        RunFailed: no such round.
+        BadInput: another release wrote it.
     """
     from safetensors import safe_open
 
     manifest = checkpoint.read_manifest(folder, round)
     found: dict[str, tuple[int, ...]] = {}
-    for path, _ in checkpoint.parts_of(folder, manifest, min(manifest.parts)):
+    worker = min(manifest.parts)
+    for path, _ in checkpoint.parts_of(folder, manifest, worker):
         with safe_open(path, framework="pt") as f:
-            for name in parts.about_of(f.metadata(), path)["state"]["x"]:
+            for name in parts.about_of(f.metadata(), path, round, worker)["state"]["x"]:
                 rows, *rest = f.get_slice(f"x/{name}").get_shape() or (None,)
                 found[name] = () if rows is None else (rows + (found[name][0] if name in found else 0), *rest)
     return found
@@ -127,7 +129,7 @@ class _Anchor:
         for path, sha in found:
             parts.check_part(path, manifest.round, sha)
             self._files.append(files.enter_context(safe_open(path, framework="pt")))
-        about = parts.about_of(self._files[0].metadata(), found[0][0])
+        about = parts.about_of(self._files[0].metadata(), found[0][0], manifest.round, worker)
         self.names: list[str] = about["state"]["x"]
 
     def tensor(self, name: str) -> Tensor:
