@@ -89,17 +89,21 @@ def _later(watcher: Watcher, now_s: float) -> Watcher:
 def test_watching_ends_with_the_run(tmp_path: Path) -> None:
     folder = halfway(tmp_path / "a")
     whole = make_run(tmp_path / "b", rounds=6)
-    slept = []
+    slept, metrics = [], (folder / "metrics.jsonl").read_bytes()
 
     def sleep(seconds: float) -> None:
         slept.append(seconds)
+        if len(slept) == 1:
+            (folder / "metrics.jsonl").write_bytes(b"what is written just now\n" + metrics)
         if len(slept) == 2:
+            (folder / "metrics.jsonl").write_bytes(metrics)
             os.replace(whole / "summary.json", folder / "summary.json")
         assert len(slept) < 5
 
     out = io.StringIO()
     command.watch(folder, Console(file=out, width=100), sleep=sleep)
     assert "finished" in out.getvalue()
+    assert "Ctrl-C ends" in out.getvalue() and "not read" not in out.getvalue(), "it could be read again"
 
 
 def ask(server: Server, path: str, host: str | None = None) -> tuple[int, str]:

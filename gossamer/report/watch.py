@@ -33,14 +33,14 @@ def watch(
         console.print(View(watcher.look(run)))
         return
     server = Server(Live(folder), port) if port is not None else None
-    note = f"page: {server.url} (Ctrl-C ends)" if server else "Ctrl-C ends; --port 8787 shows a page, too"
+    note = hint = f"page: {server.url} (Ctrl-C ends)" if server else "Ctrl-C ends; --port 8787 shows a page, too"
     try:
         with Screen(View(watcher.look(run), note), console=console, auto_refresh=False, transient=False) as screen:
             while server or not run.finished:
                 sleep(EVERY_S)
                 if (now := version(folder)) != mark:
                     try:
-                        run, mark = load(folder, spans=False), now
+                        run, mark, note = load(folder, spans=False), now, hint
                     except (BadInput, OSError) as error:  # caught while it was being written
                         note = f"not read just now: {error}"
                 screen.update(View(watcher.look(run), note), refresh=True)
