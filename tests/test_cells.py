@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -236,6 +237,18 @@ def test_a_bug_or_a_full_disk_is_not_kept(text: Path, tmp_path: Path, runs: list
             found = run_cells(configs, cells=tmp_path / "cells", work=tmp_path / "work")
         assert found[0].failed and found[0].summary is None and found[1].summary
         assert read_cell(tmp_path / "cells", found[0].hash, configs[0]) is None
+    assert run_cells(configs, cells=tmp_path / "cells", work=tmp_path / "work")[0].summary
+
+
+def test_a_run_whose_folder_was_only_begun_is_begun_again(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    configs = [load([], small(text, run__rounds=1, data__tokenizer="bpe", data__vocab_size=300))]
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "copyfile", full)
+        (found,) = run_cells(configs, cells=tmp_path / "cells", work=tmp_path / "work")
+        assert "No space left" in (found.failed or "")
     assert run_cells(configs, cells=tmp_path / "cells", work=tmp_path / "work")[0].summary
 
 

@@ -118,9 +118,9 @@ class RunFolder:
             path.mkdir(parents=True, exist_ok=True)
         except (OSError, ValueError) as error:  # ValueError: a NUL in the name
             raise _no_folder(path, error) from error
+        write_atomically(path / "config.toml", dump(config))  # first: by it a run that died here is known, and can be begun again
         if tokenizer is not None:
             _keep(tokenizer, path / TOKENIZER)
-        write_atomically(path / "config.toml", dump(config))
         write_atomically(path / "facts.json", json.dumps(facts, indent=2) + "\n")
         return cls(path)
 
