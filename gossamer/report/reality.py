@@ -34,6 +34,11 @@ class Pair:
         """Measured over planned, less 1."""
         return self.measured / self.planned - 1 if self.planned and self.measured is not None else None
 
+    @property
+    def larger(self) -> float:
+        """Of the two, as far as they are known."""
+        return max(self.planned or 0.0, self.measured or 0.0)
+
 
 @dataclass(frozen=True)
 class Line:
@@ -94,8 +99,8 @@ def table(run: Run) -> Chart | None:
     assert run.planned is not None
     forecast = run.planned.round
     names = worker_names(run)
-    scale, unit = time_unit(max(max(p.planned or 0.0, p.measured or 0.0) for line in found for p in (line.compute_s, line.round_s)))
-    size, volume = bytes_unit(max(max(p.planned or 0.0, p.measured or 0.0) for line in found for p in (line.sent,)) or 1.0)
+    scale, unit = time_unit(max(pair.larger for line in found for pair in (line.compute_s, line.round_s)))
+    size, volume = bytes_unit(max(line.sent.larger for line in found) or 1.0)
     groups: list[tuple[str, str, float, int]] = [
         ("H<sub>i</sub>", "", 1.0, 1),
         ("B<sub>i</sub>", "", 1.0, 1),

@@ -81,7 +81,8 @@ def time_by_round(run: Run) -> Chart | None:
                 drawn.append(f'<path d="{"".join(path)}" fill="{KIND_COLORS[kind]}"/>')
     bottom = len(ids) * (_STRIP + _GAP)
     drawn.append(_axis(spans, step, bottom))
-    means = {kind: sum(found[kind] for found in cells.values()) / sum(sum(found.values()) for found in cells.values()) for kind in kinds}
+    whole = sum(sum(found.values()) for found in cells.values())
+    means = {kind: sum(found[kind] for found in cells.values()) / whole for kind in kinds}
     alt = "Time by worker and round: in the mean " + ", ".join(f"{KIND_NAMES[k]} {percent(v)} %" for k, v in means.items()) + "."
     svg = _svg(alt, bottom + 20, drawn)
     keys = legend((KIND_NAMES[k], KIND_COLORS[k]) for k in kinds)
