@@ -43,9 +43,10 @@ def bench(study: Study) -> dict[str, Any]:
     found = {cell.hash: _evaluated(work / cell.hash, ask) for cell in cells if cell.summary is not None}
     each = {row.key: cells[k * len(study.seeds) : (k + 1) * len(study.seeds)] for k, row in enumerate(rows.ROWS)}
     asked = next(iter(found.values()))["tasks"] if found else {}
+    first = resolve(configs[0])
     return {
         "study": {
-            "title": f"{resolve(configs[0]).config.model.preset}, {resolve(configs[0]).method.total_tokens:,} tokens",
+            "title": f"{first.config.model.preset}, {first.method.total_tokens:,} tokens",
             "base": dict(study.base),
             "seeds": list(study.seeds),
             "items_seed": rows.ITEMS_SEED,

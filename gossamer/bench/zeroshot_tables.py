@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from gossamer.app.zeroshot.evaluation import percent
 from gossamer.app.zeroshot.harness import against_chance
 from gossamer.bench.published import ZEROSHOT
 from gossamer.bench.tables import DASH, Content, column, markdown, mean, number
 from gossamer.bench.zeroshot import answers, gap, spread
-
-
-def _share(value: float, error: float) -> str:
-    return f"{100 * value:.1f} ± {100 * error:.1f}"
 
 
 def verdict(row: Content, against: Content, tasks: Content) -> str:
@@ -44,9 +41,9 @@ def accuracy_table(found: Content) -> str:
         if not any("tasks" in s for s in row["seeds"]):
             body.append([f"{row['title']} (failed)", *[DASH] * (len(tasks) + 2), *last])
             continue
-        each = [_share(*spread([answers(row, task)])) for task in tasks]
+        each = [percent(*spread([answers(row, task)])) for task in tasks]
         against = DASH if row is diloco else verdict(row, diloco, tasks)
-        body.append([row["title"], *each, _share(*spread([answers(row, task) for task in tasks])), against, *last])
+        body.append([row["title"], *each, percent(*spread([answers(row, task) for task in tasks])), against, *last])
     chance = [f"{100 * t['chance']:.1f}" for t in tasks.values()]
     overall = f"{100 * sum(t['chance'] for t in tasks.values()) / len(tasks):.1f}" if tasks else DASH
     body.append(["a guess", *chance, overall, DASH, DASH, DASH])

@@ -214,13 +214,18 @@ def table(record: dict[str, Any]) -> Table:
     for heading in ("task", "items", "accuracy, %", "chance, %", "", "metric", "items from"):
         made.add_column(heading, justify="right" if heading in ("items", "accuracy, %", "chance, %") else "left")
     for name, t in record["tasks"].items():
-        accuracy = _percent(t["accuracy"], t["standard_error"])
+        accuracy = percent(t["accuracy"], t["standard_error"])
         made.add_row(TASKS[name].title, f"{t['items']:,}", accuracy, f"{100 * t['chance']:.1f}", t["verdict"], t["metric"], t["source"])
     if len(record["tasks"]) > 1:
         mean, error, chance = mean_of(record)
-        made.add_row("mean", "", _percent(mean, error), f"{100 * chance:.1f}", against_chance(mean, error, chance), "", "")
+        made.add_row("mean", "", percent(mean, error), f"{100 * chance:.1f}", against_chance(mean, error, chance), "", "")
     return made
 
 
-def _percent(value: float, error: float) -> str:
+def percent(value: float, error: float) -> str:
+    """A share and its standard error, in per cent.
+
+    >>> percent(0.5, 0.013)
+    '50.0 ± 1.3'
+    """
     return f"{100 * value:.1f} ± {100 * error:.1f}"
