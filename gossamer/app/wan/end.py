@@ -60,10 +60,10 @@ def conclude(
     if not mine:
         for name in STREAMS:
             merge(folder, name, [hooks.own(name, servers_of(job))])
+        found = json.loads(summary)
         if job.method.synchronous and job.ranges is None and not job.servers:  # the model of the run, here too
-            tokens = json.loads(summary)["tokens"]
-            weights.write(folder.path, weights.Weights(state.x, job.method.rounds, tokens, (hooks.me,)))
-        folder.write_summary(json.loads(summary))
+            weights.write(folder.path, weights.Weights(state.x, job.method.rounds, found["tokens"], (hooks.me,)))
+        folder.write_summary(found)
     return mine
 
 
