@@ -18,6 +18,7 @@ from gossamer.app.config import load
 from gossamer.app.job import resolve
 from gossamer.app.simulate import simulate
 from gossamer.core.tree import sha256
+from gossamer.library import Record
 from gossamer.net import launch
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -89,8 +90,8 @@ def test_a_loop_needs_twenty_lines_at_most(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # of Lightning's, about torch, about loaders of few workers, and about metrics of no logger
-def test_lightning_s_part_of_a_loss_is_recorded_as_the_loss() -> None:
-    """It divides the loss of each batch by as many as it accumulates."""
+def test_lightning_s_losses_and_checkpoints(tmp_path: Path) -> None:
+    """It divides the loss of each batch by as many as it accumulates. What was saved without the outer state is not gone on from."""
     lightning = pytest.importorskip("lightning.pytorch")
     from gossamer.integrations.lightning import GossamerCallback
 
@@ -105,14 +106,26 @@ def test_lightning_s_part_of_a_loss_is_recorded_as_the_loss() -> None:
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.SGD(self.parameters(), lr=0.0)
 
-    losses: list[float] = []
-    join = partial(gossamer.join, method="diloco", steps=2, batch=1, sequence=1, rounds=1)
-    told = GossamerCallback(join, tokens=len, on_record=lambda record: losses.append(record.metrics.get("loss")))
+    records: list[Record] = []
+    join = partial(gossamer.join, method="diloco", steps=2, batch=1, sequence=1, rounds=2)
     quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-    trainer = lightning.Trainer(accelerator="cpu", devices=1, max_epochs=1, accumulate_grad_batches=4, callbacks=[told], **quiet)
-    data = [torch.full((1,), float(k)) for k in range(8)]
-    trainer.fit(Module(), torch.utils.data.DataLoader(data, batch_size=None))
-    assert losses[-1] == 3.5
+    data = torch.utils.data.DataLoader([torch.full((1,), float(k)) for k in range(8)], batch_size=None)
+
+    def train(epochs: int, gossamers: bool = True, start: str | None = None) -> lightning.Trainer:
+        records.clear()
+        told = GossamerCallback(join, tokens=len, on_record=records.append)
+        options = {"accelerator": "cpu", "devices": 1, "max_epochs": epochs, "accumulate_grad_batches": 4, **quiet}
+        trainer = lightning.Trainer(callbacks=[told] if gossamers else [], **options)
+        trainer.fit(Module(), data, ckpt_path=start)
+        return trainer
+
+    for gossamers in (False, True):
+        train(1, gossamers).save_checkpoint(tmp_path / f"{gossamers}.ckpt")
+    assert records[-1].metrics["loss"] == 3.5 and records[-1].round == 1
+    train(2, start=str(tmp_path / "True.ckpt"))
+    assert records[-1].over and records[-1].round == 2 and len(records) == 8
+    with pytest.raises(gossamer.BadInput, match="which has no outer state"):
+        train(2, start=str(tmp_path / "False.ckpt"))
 
 
 def test_a_trainer_s_checkpoint_has_the_outer_state_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,9 +59,12 @@ class GossamerCallback(Callback):  # type: ignore[misc]
         """Joins; goes on from a checkpoint where Lightning does."""
         if len(trainer.optimizers) != 1:
             raise BadInput(f"the module has {len(trainer.optimizers)} optimizers: gossamer's callback takes one")
+        kept, self._kept = self._kept, None
+        if kept is None and trainer.ckpt_path is not None:
+            raise BadInput(f"Lightning goes on from {trainer.ckpt_path}, which has no outer state: it was saved without this callback")
         self.outer = self._join(pl_module, trainer.optimizers[0])
-        if self._kept is not None:
-            self.outer.load_state_dict(self._kept)
+        if kept is not None:
+            self.outer.load_state_dict(kept)
         if self._schedule:
             self.outer.scheduler()
 
