@@ -28,6 +28,7 @@ from gossamer.train.adapt import merged
 from gossamer.train.checkpoint import part_path
 from gossamer.train.compute import mean_loss
 from gossamer.train.evaluate import evaluate
+from gossamer.train.pretrained import folder_of
 from gossamer.train.shard import compile_blocks
 from gossamer.train.source import Adapter, Source
 from gossamer.train.tokenizer import as_transformers
@@ -324,3 +325,18 @@ def no_bars() -> Iterator[None]:
     logging.disable_progress_bar()
     yield
     logging.enable_progress_bar()
+
+
+def test_the_hub_is_asked_once_for_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it has under the name may be another model a moment later."""
+    asked: list[object] = []
+
+    def download(name: str, **options: object) -> str:
+        asked.append((name, options["allow_patterns"]))
+        (tmp_path / f"{len(asked)}").mkdir()
+        (tmp_path / f"{len(asked)}" / "config.json").touch()
+        return str(tmp_path / f"{len(asked)}")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    source = Source(checkpoint="some-people/a-model-that-is-asked-for-once")
+    assert folder_of(source) == folder_of(source) == tmp_path / "1" and len(asked) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -131,8 +132,9 @@ def _whole(folder: Path, weights: bool) -> Path:
     return folder
 
 
+@lru_cache
 def _fetched(name: str, revision: str, weights: bool) -> Path:
-    """The folder of a model of the hub in the local cache."""
+    """The folder of a model of the hub in the local cache. The hub is asked once: what it has under a name may change in between."""
     from huggingface_hub import errors, snapshot_download
 
     where = f"model.checkpoint = {name!r}"
