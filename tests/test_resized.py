@@ -11,6 +11,7 @@ import torch
 from small_runs import settings
 
 from gossamer.app import resize as resizing
+from gossamer.app import train
 from gossamer.app.config import load
 from gossamer.app.early import says_nothing_new
 from gossamer.app.folder import RunFolder
@@ -24,6 +25,7 @@ from gossamer.cli import main
 from gossamer.core.combine import mean
 from gossamer.core.errors import BadInput
 from gossamer.core.tree import Tree, sha256
+from gossamer.report.planned import planned_of
 from gossamer.train import checkpoint
 from gossamer.train.recut import ALONE
 
@@ -96,7 +98,7 @@ def as_real(run: Path, round: int) -> Job:
 
 
 @pytest.mark.parametrize("workers", [2, 6])
-def test_with_other_workers_mean_tokens_and_schedule_go_on(run: Path, workers: int) -> None:
+def test_with_other_workers_mean_tokens_and_schedule_go_on(run: Path, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     old = as_real(run, 2)
     before = [checkpoint.read_part(run / "checkpoints", 2, w) for w in range(4)]
     with pytest.raises(BadInput, match=r"--workers 4; or, to go on with \d from the mean .* --set checkpoint.resize=mean"):
@@ -105,6 +107,12 @@ def test_with_other_workers_mean_tokens_and_schedule_go_on(run: Path, workers: i
     job = resize(RunFolder(run), old, workers, ["checkpoint.resize=mean"])
     assert resolve(load([run / "config.toml"])).run_id == job.run_id == int(RunFolder(run).facts()["run_id"], 16)
     assert (run / "aside" / "1" / "config.toml").read_bytes() == config
+    with monkeypatch.context() as patch:
+        for name in ("launch", "load_early"):
+            patch.setattr(train, name, lambda *_, **__: 0)
+        train.launch_local(job, run, resume=True)
+    plan = planned_of(run)
+    assert plan is not None and (plan.workers, plan.rounds) == (workers, job.method.rounds), "what is planned now, for who watches"
 
     tokens = before[0].state.tokens
     assert job.n == workers and job.method.since == (2, tokens)

@@ -27,8 +27,17 @@ def begin(path: Path, job: Job, facts: dict[str, Any], tokenizer: Path | None = 
         RunFailed: the files cannot be written.
     """
     folder = RunFolder.create(path, job.config, facts, tokenizer)
-    write_atomically(path / PLAN, json.dumps(clean(planned(job, facts["world"])), separators=(",", ":")) + "\n")
+    write(path, job, facts["world"])
     return folder
+
+
+def write(path: Path, job: Job, world: str) -> None:
+    """Writes `plan.json` into the folder of a run: when it begins, and when it goes on with other workers.
+
+    Raises:
+        RunFailed: it cannot be written.
+    """
+    write_atomically(path / PLAN, json.dumps(clean(planned(job, world)), separators=(",", ":")) + "\n")
 
 
 def planned(job: Job, world: str) -> dict[str, Any]:

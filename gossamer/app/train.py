@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from gossamer.app import planned
 from gossamer.app.absence import part_of
 from gossamer.app.collect import STREAMS, by_worker, collect, of_rank, opened
 from gossamer.app.folder import JsonLines, RunFolder, no_checkpoint
@@ -18,7 +19,6 @@ from gossamer.app.job import Job
 from gossamer.app.lock import alone_in
 from gossamer.app.loggers import Loggers
 from gossamer.app.metrics import check_unchanged, evaluation, facts_of
-from gossamer.app.planned import begin
 from gossamer.app.progress import Progress, duration
 from gossamer.app.resize import settle, settled
 from gossamer.app.rollback import roll_back
@@ -105,8 +105,10 @@ def launch_local(job: Job, out: Path, *, resume: bool = False, back_to: int | No
         if (found := checkpoint.latest(folder.checkpoints)) is None:
             raise no_checkpoint(out)
         check_model(job, folder, found)
+        if job.config.checkpoint.resized:  # what was planned was for others
+            planned.write(out, job, "net")
     else:
-        begin(out, job, facts_of(job, corpus, "net"), corpus.tokenizer)
+        planned.begin(out, job, facts_of(job, corpus, "net"), corpus.tokenizer)
         given = ["--out", str(out), str(out / "config.toml")]
 
     def last() -> str | None:
@@ -203,7 +205,7 @@ def _survives(job: Job) -> bool:
 def _folder(job: Job, group: Group, out: Path, corpus: Corpus, resume: bool) -> RunFolder:
     """The run folder, on storage that all workers share: made by worker 0 unless our launcher has made it."""
     if group.me == 0 and not resume and STORE_ENV not in os.environ:
-        begin(out, job, facts_of(job, corpus, "net"), corpus.tokenizer)
+        planned.begin(out, job, facts_of(job, corpus, "net"), corpus.tokenizer)
     group.all_equal({"run folder": str(out) if STORE_ENV in os.environ else "made"})
     if not (out / "config.toml").is_file():
         raise BadInput(
