@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -126,6 +127,17 @@ def test_lightning_s_losses_and_checkpoints(tmp_path: Path) -> None:
     assert records[-1].over and records[-1].round == 2 and len(records) == 8
     with pytest.raises(gossamer.BadInput, match="which has no outer state"):
         train(2, start=str(tmp_path / "False.ckpt"))
+
+
+def test_a_checkpoint_in_the_middle_of_a_round_warns_and_training_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    from gossamer.integrations.state import outer_state
+
+    class Middle:
+        def state_dict(self) -> dict[str, int]:
+            raise gossamer.BadInput("in the middle of a round")
+
+    assert outer_state(cast(Any, Middle())) is None
+    assert "cannot be gone on from: in the middle of a round" in caplog.text
 
 
 def test_a_trainer_s_checkpoint_has_the_outer_state_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gossamer.core.errors import BadInput
+from gossamer.integrations.state import outer_state
 from gossamer.library import Outer, Record
 
 try:
@@ -28,7 +29,7 @@ class GossamerCallback(Callback):  # type: ignore[misc]
     - The learning rate follows the planned tokens of all workers by the method's schedule; the peak is the optimizer's own. With
       `schedule=False` it is left alone. Give `configure_optimizers` no scheduler of its own then.
     - The outer state is part of Lightning's checkpoints (`ModelCheckpoint`, `save_checkpoint`). For methods with overlap or fragments save
-      at the end of a round: `every_n_train_steps` a multiple of its steps.
+      at the end of a round (`every_n_train_steps` a multiple of its steps): elsewhere it is left out, with a warning.
     - Gradient accumulation is counted by the optimizer's steps. Without `tokens` the loss of a step is that of its last batch.
     - Training ends when the run is over, or earlier with `max_steps` or the data: that is a leave, and the others go on.
 
@@ -61,7 +62,10 @@ class GossamerCallback(Callback):  # type: ignore[misc]
             raise BadInput(f"the module has {len(trainer.optimizers)} optimizers: gossamer's callback takes one")
         kept, self._kept = self._kept, None
         if kept is None and trainer.ckpt_path is not None:
-            raise BadInput(f"Lightning goes on from {trainer.ckpt_path}, which has no outer state: it was saved without this callback")
+            raise BadInput(
+                f"Lightning goes on from {trainer.ckpt_path}, which has no outer state: it was saved without this callback, or "
+                "in the middle of a round"
+            )
         self.outer = self._join(pl_module, trainer.optimizers[0])
         if kept is not None:
             self.outer.load_state_dict(kept)
@@ -91,7 +95,8 @@ class GossamerCallback(Callback):  # type: ignore[misc]
 
     def state_dict(self) -> dict[str, Any]:
         """The outer state, for Lightning's checkpoints."""
-        return {} if self.outer is None else {"outer": self.outer.state_dict()}
+        found = None if self.outer is None else outer_state(self.outer)
+        return {} if found is None else {"outer": found}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """To be taken up when training starts."""

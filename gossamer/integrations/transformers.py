@@ -8,7 +8,6 @@ trainer.train()
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -19,12 +18,12 @@ from torch.optim import Optimizer
 from transformers import TrainerCallback
 
 from gossamer.core.errors import BadInput
+from gossamer.integrations.state import outer_state
 from gossamer.library import Outer, PlannedLR, Record
 from gossamer.library.saved import write
 
 FILE = "gossamer.pt"
 """In a checkpoint of the Trainer: this worker's outer state."""
-_log = logging.getLogger(__name__)
 
 
 class GossamerCallback(TrainerCallback):  # type: ignore[misc]
@@ -84,12 +83,8 @@ class GossamerCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Adds the outer state."""
-        try:
-            kept = self.outer.state_dict()
-        except BadInput as error:
-            _log.warning("The last checkpoint has no outer state, and cannot be gone on from: %s", error)
-            return
-        write(kept, _checkpoint(args, state) / FILE)
+        if (found := outer_state(self.outer)) is not None:
+            write(found, _checkpoint(args, state) / FILE)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Closes."""
@@ -109,5 +104,5 @@ def _kept(folder: Path) -> dict[str, Any]:
     path = folder / FILE
     if not path.is_file():
         raise BadInput(f"the Trainer goes on from step {folder.name}, and {path} is not there: it was saved without gossamer, or elsewhere")
-    kept: dict[str, Any] = torch.load(path, weights_only=True)
-    return kept
+    found: dict[str, Any] = torch.load(path, weights_only=True)
+    return found
