@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from bench.common import write
-from gossamer.app import memory
+from gossamer.app.planning import memory
 from gossamer.core.codec import Bf16, Codec, Fp16, Fp32, Int8, Sign, TopK
 from gossamer.core.codec import write as write_payload
 from gossamer.core.feedback import Feedback

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from gossamer.app.cells import Cell
 from gossamer.app.config import Config
+from gossamer.app.grids.cell import Cell
 
 
 def pretend(configs: Sequence[Config], **_: object) -> list[Cell]:

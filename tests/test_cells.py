@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 from small_runs import corpus, settings
 
-from gossamer.app import pool
 from gossamer.app import simulate as world
-from gossamer.app.cells import Cell, _content, cell_hash, non_default, read_cell, run_cells
 from gossamer.app.config import Config, _leaves, dump, load, override
-from gossamer.app.grid import Axis, Row, as_json, as_lines, axis, notes, rows_of, shard_of
+from gossamer.app.grids import pool
+from gossamer.app.grids.cell import Cell, _content, cell_hash, non_default, read_cell
+from gossamer.app.grids.cells import run_cells
+from gossamer.app.grids.grid import Axis, Row, as_json, as_lines, axis, notes, rows_of, shard_of
 from gossamer.app.job import resolve
 from gossamer.cli import main
 from gossamer.core.errors import BadInput, RunFailed, Stopped

@@ -12,10 +12,10 @@ import pytest
 from rich.console import Console
 
 from gossamer.app.config import load as config_of
-from gossamer.app.forecast import forecast, modelled_s, simulated
 from gossamer.app.job import Job, resolve
-from gossamer.app.plan import show
-from gossamer.app.timing import time_only
+from gossamer.app.planning.forecast import forecast, modelled_s, simulated
+from gossamer.app.planning.plan import show
+from gossamer.app.planning.timing import time_only
 from gossamer.app.workload import costs_of, unhidden_of
 from gossamer.core.awb import balance
 from gossamer.core.fleet import Fleet

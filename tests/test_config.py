@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from gossamer.app.config import Config, config_hash, dump, load, override, parse
 from gossamer.app.options import check_options, find_recipe, known_options
 from gossamer.app.settings import METHODS
-from gossamer.app.settings_base import Section
+from gossamer.app.settings.base import Section
 from gossamer.core.errors import BadInput
 from gossamer.core.inner import INNERS
 from gossamer.core.schedule import SCHEDULES

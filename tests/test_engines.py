@@ -12,11 +12,12 @@ from typing import Any, ClassVar
 import pytest
 from small_runs import command, corpus, flags, settings
 
-from gossamer.app import engines
-from gossamer.app.cells import Cell, run_cells
 from gossamer.app.config import Config, load
-from gossamer.app.engines import Engine, Task, engine_named, outcomes_on
-from gossamer.app.pool import Attempt, Outcome
+from gossamer.app.grids import engines
+from gossamer.app.grids.cell import Cell
+from gossamer.app.grids.cells import run_cells
+from gossamer.app.grids.engines import Engine, Task, engine_named, outcomes_on
+from gossamer.app.grids.pool import Attempt, Outcome
 from gossamer.core.errors import BadInput
 
 

@@ -20,8 +20,8 @@ import yaml
 from test_docs import check_command
 from torch.distributed.run import get_args_parser
 
-from gossamer.app.engines import engine_named
-from gossamer.app.grid import axis
+from gossamer.app.grids.engines import engine_named
+from gossamer.app.grids.grid import axis
 from gossamer.wan.trust.certificates import CA_FILE, CERTIFICATE_FILE, KEY_FILE, REVOKED_FILE
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"

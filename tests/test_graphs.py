@@ -10,9 +10,9 @@ import pytest
 from rich.console import Console
 
 from gossamer.app.config import load as config_of
-from gossamer.app.graphs import exchange_s, gap_line, show
 from gossamer.app.job import Job, resolve
-from gossamer.app.plan import plan
+from gossamer.app.planning.graphs import exchange_s, gap_line, show
+from gossamer.app.planning.plan import plan
 from gossamer.core.consensus import rate, spectral_gap
 from gossamer.core.errors import BadInput
 from gossamer.core.matching import Preferred

@@ -16,8 +16,8 @@ from small_runs import corpus, flags, settings
 
 from gossamer import cli
 from gossamer.app import settings as S
-from gossamer.app.compare import folder_names
 from gossamer.app.folder import JsonLines, RunFolder, check_new, default_path, write_atomically
+from gossamer.app.grids.compare import folder_names
 from gossamer.app.lock import alone_in
 from gossamer.core import method
 from gossamer.core.errors import BadInput, RunFailed

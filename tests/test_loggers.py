@@ -15,13 +15,13 @@ import pytest
 from small_runs import command, corpus, flags, settings
 
 from gossamer.app import config as configuration
-from gossamer.app import loggers as module
 from gossamer.app.folder import RunFolder
 from gossamer.app.job import resolve
-from gossamer.app.loggers import Loggers
-from gossamer.app.series import MOST_WORKERS, Fleet, Row, row_of
 from gossamer.app.simulate import simulate
-from gossamer.app.sinks import SINKS, Run, check_loggers
+from gossamer.app.tracking import loggers as module
+from gossamer.app.tracking.loggers import Loggers
+from gossamer.app.tracking.series import MOST_WORKERS, Fleet, Row, row_of
+from gossamer.app.tracking.sinks import SINKS, Run, check_loggers
 from gossamer.app.train import work
 from gossamer.core.errors import BadInput
 
@@ -211,7 +211,7 @@ def test_a_library_that_is_not_there_is_said_before_anything_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("gossamer.app.sinks.find_spec", lambda name: None)
+    monkeypatch.setattr("gossamer.app.tracking.sinks.find_spec", lambda name: None)
     sets = flags([*settings(corpus(tmp_path / "text")), 'log.to=["wandb"]'])
     for arguments in (["simulate"], ["train", "--workers", "4"], ["wan", "join", "--site", "a", "--coordinator", "127.0.0.1:1"]):
         code, words = command(*arguments, *sets, "--out", "run")

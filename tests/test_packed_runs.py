@@ -10,9 +10,9 @@ import pytest
 from small_runs import mixture, settings
 
 from gossamer.app import corpora
-from gossamer.app.cells import cell_hash
 from gossamer.app.config import dump, load
 from gossamer.app.folder import RunFolder
+from gossamer.app.grids.cell import cell_hash
 from gossamer.app.job import resolve
 from gossamer.app.simulate import SimHooks, simulate
 from gossamer.core.errors import BadInput, Stopped

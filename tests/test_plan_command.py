@@ -10,9 +10,10 @@ import pytest
 from rich.console import Console
 
 from gossamer.app.config import load as config_of
-from gossamer.app.forecast import Forecast, Row, choice, forecast, others, simulated
 from gossamer.app.job import Job, resolve
-from gossamer.app.plan import plan, show, verdict, with_own
+from gossamer.app.planning.alternatives import Row, choice, others
+from gossamer.app.planning.forecast import Forecast, forecast, simulated
+from gossamer.app.planning.plan import plan, show, verdict, with_own
 from gossamer.app.settings import Config
 from gossamer.core.errors import BadInput
 from gossamer.core.fleet import Fleet

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from gossamer.app.cells import cell_hash
 from gossamer.app.config import load
-from gossamer.app.cost import aways, cost
 from gossamer.app.footprint import outer_copies, outer_names
-from gossamer.app.forecast import forecast, others
+from gossamer.app.grids.cell import cell_hash
 from gossamer.app.job import Job, resolve
-from gossamer.app.plan import show
+from gossamer.app.planning.alternatives import others
+from gossamer.app.planning.cost import aways, cost
+from gossamer.app.planning.forecast import forecast
+from gossamer.app.planning.plan import show
 from gossamer.core.errors import BadInput
 from gossamer.core.tree import numel
 from gossamer.core.wires import Net

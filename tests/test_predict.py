@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from gossamer.app.config import load as config_of
-from gossamer.app.forecast import forecast, simulated
 from gossamer.app.job import Job, resolve
+from gossamer.app.planning.forecast import forecast, simulated
 from gossamer.core.cadence import Cadence
 from gossamer.core.fleet import Fleet, Gpu, Link, Site
 from gossamer.core.wires import Net

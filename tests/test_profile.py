@@ -16,8 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from net_toys import in_threads
 
-from gossamer.app import fleets, memory, profile
-from gossamer.app.measure import Measured, Point, _doubling, _expected_gb
+from gossamer.app import fleets
+from gossamer.app.planning import memory, profile
+from gossamer.app.planning.measure import Measured, Point, _doubling, _expected_gb
 from gossamer.cli import main
 from gossamer.core.errors import BadInput
 from gossamer.core.fleet import Gpu, Site

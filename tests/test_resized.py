@@ -10,16 +10,16 @@ import pytest
 import torch
 from small_runs import settings
 
-from gossamer.app import resize as resizing
 from gossamer.app import train
 from gossamer.app.config import load
 from gossamer.app.early import says_nothing_new
 from gossamer.app.folder import RunFolder
 from gossamer.app.job import Job, resolve
 from gossamer.app.metrics import check_unchanged, facts_of
-from gossamer.app.resize import resize, settle, settled
-from gossamer.app.resized import part_of
-from gossamer.app.rollback import roll_back
+from gossamer.app.resuming import resize as resizing
+from gossamer.app.resuming.resize import resize, settle, settled
+from gossamer.app.resuming.resized import part_of
+from gossamer.app.resuming.rollback import roll_back
 from gossamer.app.simulate import simulate
 from gossamer.cli import main
 from gossamer.core.combine import mean

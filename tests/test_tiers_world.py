@@ -13,10 +13,10 @@ from small_runs import flags, settings
 from toy import ToyBody
 
 from gossamer.app import fleets
-from gossamer.app.compare import check_comparable
 from gossamer.app.config import load
+from gossamer.app.grids.compare import check_comparable
 from gossamer.app.job import resolve
-from gossamer.app.timing import time_only
+from gossamer.app.planning.timing import time_only
 from gossamer.cli import main
 from gossamer.core.cadence import Cadence
 from gossamer.core.codec import Sign

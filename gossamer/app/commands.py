@@ -56,9 +56,9 @@ def simulate(
 def _time_only(config: Config) -> None:
     """Clock and bytes without training."""
     with loading():
-        from gossamer.app.forecast import simulated
         from gossamer.app.job import resolve
-        from gossamer.app.plan import show
+        from gossamer.app.planning.forecast import simulated
+        from gossamer.app.planning.plan import show
 
         job = resolve(config)
     if job.kills:
@@ -105,9 +105,9 @@ def plan(configs: Sequence[Path], sets: Sequence[str], topologies: Sequence[str]
     """`gossamer plan`; with `topologies`, the graphs of these names alone."""
     config = load(configs, sets)
     with loading():
-        from gossamer.app import graphs
         from gossamer.app.job import resolve
-        from gossamer.app.plan import plan as print_plan
+        from gossamer.app.planning import graphs
+        from gossamer.app.planning.plan import plan as print_plan
 
         job = resolve(config)
     if topologies:
@@ -121,7 +121,7 @@ def compare(configs: Sequence[Path], sets: Sequence[str], *, base: Path | None, 
     shared = [base] if base else []
     read = [load([*shared, config], sets) for config in configs]
     with loading():
-        from gossamer.app import compare as app
+        from gossamer.app.grids import compare as app
         from gossamer.app.job import resolve
         from gossamer.report import page
 
@@ -159,8 +159,8 @@ def compare_grid(
     for config in configs:
         load([base, config] if base else [config], sets)
     with loading():
-        from gossamer.app import engines
-        from gossamer.app import grid as app
+        from gossamer.app.grids import engines
+        from gossamer.app.grids import grid as app
     axes = [app.axis(text) for text in grid]
     part = app.shard_of(shard) if shard else (0, 1)
     rows = app.rows_of(configs, sets, axes, seeds or 1, base)
@@ -228,7 +228,7 @@ def _go_on(resume: Path, configs: Sequence[Path], sets: Sequence[str], workers: 
         early.check_workers(config, workers)
     with loading(lambda: f"nothing was trained; what {resume} holds is kept"):
         from gossamer.app.job import resolve
-        from gossamer.app.resize import resize
+        from gossamer.app.resuming.resize import resize
         from gossamer.app.train import launch_local
 
         job = resolve(config)
@@ -284,7 +284,7 @@ def profile(
     if early.is_worker() and workers is not None:
         raise BadInput(f"--workers {workers} starts processes of its own, and this is one of a started run already: leave it out")
     with loading(lambda: "nothing was written"):
-        from gossamer.app import profile as app
+        from gossamer.app.planning import profile as app
     ask = app.request(configs, sets, workers or 1, batches=batches, steps=steps, memory_limit_gb=memory_limit_gb, out=out)
     if workers is None:
         app.work(ask, _console())

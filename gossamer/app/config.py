@@ -22,7 +22,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from gossamer.app.settings import Config, RunSection
-from gossamer.app.settings_base import Section
+from gossamer.app.settings.base import Section
 from gossamer.app.wording import bounds, describe, nearest, show
 from gossamer.core.errors import BadInput
 

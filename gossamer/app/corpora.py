@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gossamer.app.settings import Config
-from gossamer.app.settings_data import DataSection
+from gossamer.app.settings.data import DataSection
 from gossamer.train import corpus
 from gossamer.train.documents import Source, by_name, exists, files_of
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from rich.console import Console
 
-from gossamer.app.compare import compare
 from gossamer.app.config import dump, override, parse
 from gossamer.app.export import export
 from gossamer.app.folder import RunFolder, check_new, default_path, write_atomically
+from gossamer.app.grids.compare import compare
 from gossamer.app.job import Job, resolve
 from gossamer.app.train import launch_local
 from gossamer.app.zeroshot.evaluation import SUITE, Request

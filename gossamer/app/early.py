@@ -13,7 +13,7 @@ from gossamer.app import corpora, fleets
 from gossamer.app.config import load, override
 from gossamer.app.folder import RunFolder, check_new, no_checkpoint
 from gossamer.app.settings import Config
-from gossamer.app.sinks import check_loggers
+from gossamer.app.tracking.sinks import check_loggers
 from gossamer.core.errors import BadInput, RunFailed, Stopped
 
 MAY_CHANGE = ("fleet.name", "fleet.workers", "checkpoint.resize")

@@ -9,18 +9,18 @@ from typing import Any
 
 import torch
 
-from gossamer.app.absence import absences_of
 from gossamer.app.agreement import write_agreement
 from gossamer.app.folder import JsonLines, RunFolder, default_path, no_checkpoint
 from gossamer.app.job import Job
 from gossamer.app.lock import alone_in
-from gossamer.app.loggers import Loggers
 from gossamer.app.metrics import check_unchanged, evaluation, facts_of
-from gossamer.app.planned import begin
+from gossamer.app.planning.planned import begin
 from gossamer.app.progress import Progress, duration
-from gossamer.app.rollback import roll_back
-from gossamer.app.sinks import check_loggers
+from gossamer.app.resuming.absence import absences_of
+from gossamer.app.resuming.rollback import roll_back
 from gossamer.app.summary import consensus_distance, fleet_mean, summarise
+from gossamer.app.tracking.loggers import Loggers
+from gossamer.app.tracking.sinks import check_loggers
 from gossamer.app.trained import check_model
 from gossamer.core.errors import BadInput, RunFailed, Stopped
 from gossamer.core.tree import Tree, master, sha256

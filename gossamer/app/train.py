@@ -11,19 +11,19 @@ from typing import Any
 
 import torch
 
-from gossamer.app import planned
-from gossamer.app.absence import part_of
 from gossamer.app.collect import STREAMS, by_worker, collect, of_rank, opened
 from gossamer.app.folder import JsonLines, RunFolder, no_checkpoint
 from gossamer.app.job import Job
 from gossamer.app.lock import alone_in
-from gossamer.app.loggers import Loggers
 from gossamer.app.metrics import check_unchanged, evaluation, facts_of
+from gossamer.app.planning import planned
 from gossamer.app.progress import Progress, duration
-from gossamer.app.resize import settle, settled
-from gossamer.app.rollback import roll_back
+from gossamer.app.resuming.absence import part_of
+from gossamer.app.resuming.resize import settle, settled
+from gossamer.app.resuming.rollback import roll_back
 from gossamer.app.served import Passing, ServerHooks, last_key, part_key, processes, seats_of, serve, servers_of
-from gossamer.app.sinks import check_loggers
+from gossamer.app.tracking.loggers import Loggers
+from gossamer.app.tracking.sinks import check_loggers
 from gossamer.app.trained import check_model
 from gossamer.core.errors import BadInput, RunFailed, Stopped
 from gossamer.core.inner import Muon

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gossamer.app.cells import Cell
+from gossamer.app.grids.cell import Cell
 from gossamer.core.errors import RunFailed
 
 

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from gossamer.app.cells import Cell
 from gossamer.app.config import override
-from gossamer.app.forecast import modelled_s
+from gossamer.app.grids.cell import Cell
 from gossamer.app.job import resolve
+from gossamer.app.planning.forecast import modelled_s
 from gossamer.bench import gasloc_rows as rows
 from gossamer.bench.curve import Curve
 from gossamer.bench.record import found_record, row_record

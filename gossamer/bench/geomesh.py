@@ -10,8 +10,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gossamer.app.cells import Cell
 from gossamer.app.config import override, parse
+from gossamer.app.grids.cell import Cell
 from gossamer.app.job import resolve
 from gossamer.bench import geomesh_rows as rows
 from gossamer.bench.curve import Curve, at, time_to, tokens_to

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gossamer.app.cells import Cell
+from gossamer.app.grids.cell import Cell
 from gossamer.bench.search import Found, Value
 from gossamer.bench.study import Row
 

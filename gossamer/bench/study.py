@@ -9,8 +9,9 @@ from typing import Any
 
 from rich.console import Console
 
-from gossamer.app.cells import Cell, run_cells
 from gossamer.app.config import Config, override, parse
+from gossamer.app.grids.cell import Cell
+from gossamer.app.grids.cells import run_cells
 from gossamer.bench.curve import Curve, time_to
 from gossamer.bench.search import Asked, Found, Grid, Value, search
 

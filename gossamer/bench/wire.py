@@ -7,7 +7,7 @@ from typing import Any
 
 from gossamer.app.config import Config, override
 from gossamer.app.job import resolve
-from gossamer.app.timing import time_only
+from gossamer.app.planning.timing import time_only
 
 ROUTES = {
     "ring, fp32": {"method.codec": "fp32", "method.exchange": "ring"},

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gossamer.app.cells import Cell, cell_path, run_cells
+from gossamer.app.grids.cell import Cell, cell_path
+from gossamer.app.grids.cells import run_cells
 from gossamer.app.job import resolve
 from gossamer.app.zeroshot import evaluation, subject
 from gossamer.app.zeroshot.tasks import TASKS

@@ -8,7 +8,7 @@ from gossamer.app.config import load, shared
 from gossamer.app.folder import RunFolder, check_new
 from gossamer.app.job import Job
 from gossamer.app.metrics import check_unchanged, facts_of
-from gossamer.app.planned import begin
+from gossamer.app.planning.planned import begin
 from gossamer.core.errors import BadInput
 from gossamer.train.data import Corpus
 from gossamer.wan.roster.differing import named, settings_of

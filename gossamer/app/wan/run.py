@@ -14,7 +14,7 @@ from rich.console import Console
 from gossamer.app.config import load
 from gossamer.app.folder import LOGS, default_path
 from gossamer.app.job import Job, resolve
-from gossamer.app.sinks import check_loggers
+from gossamer.app.tracking.sinks import check_loggers
 from gossamer.app.wan.folder import SiteFolder
 from gossamer.app.wan.logs import Format, LogPlace, set_up_logs
 from gossamer.app.wan.ops import party, watched

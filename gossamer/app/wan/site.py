@@ -15,8 +15,8 @@ from typing import Any
 from rich.console import Console
 
 from gossamer.app.job import Job
-from gossamer.app.loggers import Loggers
 from gossamer.app.progress import Progress
+from gossamer.app.tracking.loggers import Loggers
 from gossamer.app.wan.apart import Apart, Missing
 from gossamer.app.wan.bound import Bound
 from gossamer.app.wan.end import conclude

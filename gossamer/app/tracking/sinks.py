@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gossamer.app.folder import write_atomically
-from gossamer.app.series import Row
-from gossamer.app.settings_log import LogSection
+from gossamer.app.settings.log import LogSection
+from gossamer.app.tracking.series import Row
 from gossamer.core.errors import BadInput
 
 STATE = "loggers.json"

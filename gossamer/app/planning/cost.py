@@ -12,15 +12,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from gossamer.app.job import Job
+from gossamer.app.planning.forecast import Forecast
 from gossamer.core.exchange import Hub, Ring
 from gossamer.core.method import Method
 from gossamer.core.predict import of_law, rounds_of_law
-
-if TYPE_CHECKING:
-    from gossamer.app.forecast import Forecast
-    from gossamer.app.job import Job
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from gossamer.app.settings_base import Section
+from gossamer.app.settings.base import Section
 from gossamer.core.errors import BadInput
 
 

@@ -20,11 +20,12 @@ from typing import Any
 
 from rich.console import Console
 
-from gossamer.app.cells import Cell, cell_path, run_cells
-from gossamer.app.compare import ONE_SEED, check_comparable
 from gossamer.app.config import Config, load, override
-from gossamer.app.engines import Engine
 from gossamer.app.folder import clean, write_atomically
+from gossamer.app.grids.cell import Cell, cell_path
+from gossamer.app.grids.cells import run_cells
+from gossamer.app.grids.compare import ONE_SEED, check_comparable
+from gossamer.app.grids.engines import Engine
 from gossamer.app.job import resolve
 from gossamer.core.errors import BadInput, RunFailed
 from gossamer.report.grid_page import grid_page

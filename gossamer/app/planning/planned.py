@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.app.folder import RunFolder, clean, write_atomically
-from gossamer.app.forecast import forecast
 from gossamer.app.job import Job
+from gossamer.app.planning.forecast import forecast
 from gossamer.app.summary import worker_names
 from gossamer.core.errors import BadInput
 

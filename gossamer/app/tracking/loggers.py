@@ -19,8 +19,8 @@ from queue import Full, Queue
 from typing import Any
 
 from gossamer.app.job import Job
-from gossamer.app.series import Fleet, Row, row_of
-from gossamer.app.sinks import SINKS, Run, Sink
+from gossamer.app.tracking.series import Fleet, Row, row_of
+from gossamer.app.tracking.sinks import SINKS, Run, Sink
 
 _MOST_WAITING = 100_000
 """Rows that may wait for a logger."""
@@ -88,7 +88,7 @@ class Loggers:
     Args:
         opens: a logger's name -> what makes it.
         workers: how many complete a round.
-        speaker: as of `gossamer.app.series.row_of`.
+        speaker: as of `gossamer.app.tracking.series.row_of`.
         say: told once of each logger that fails.
     """
 

@@ -1,7 +1,7 @@
 """Grids on engines that are there already: each cell that is missing is a task of Ray, or a job of a Slurm array (through submitit).
 
-What such a task does is what a process of `gossamer.app.pool` does: it claims the cell, runs it and stores it. So the cells are the same,
-under the same names, in the same folder, which all machines must share; an engine decides only where and when.
+What such a task does is what a process of `gossamer.app.grids.pool` does: it claims the cell, runs it and stores it. So the cells are the
+same, under the same names, in the same folder, which all machines must share; an engine decides only where and when.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from gossamer.app.config import value_of
-from gossamer.app.pool import Attempt, Ended, Outcome, interrupt, run
+from gossamer.app.grids.pool import Attempt, Ended, Outcome, interrupt, run
 from gossamer.core.errors import BadInput, RunFailed
 from gossamer.real.signals import handling
 
@@ -53,8 +53,8 @@ class Engine(Protocol):
 
 
 def outcomes_on(engine: Engine, attempts: Sequence[Attempt]) -> Ended:
-    """As `gossamer.app.pool.outcomes`. What the engine sends away (pre-empted, out of time) is handed in again, and goes on from its last
-    checkpoint, if it has one.
+    """As `gossamer.app.grids.pool.outcomes`. What the engine sends away (pre-empted, out of time) is handed in again, and goes on from its
+    last checkpoint, if it has one.
 
     Raises:
         KeyboardInterrupt: Ctrl-C or SIGTERM; the tasks are stopped.

@@ -10,11 +10,11 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from gossamer.app.settings_base import Section
-from gossamer.app.settings_checkpoint import CheckpointSection
-from gossamer.app.settings_data import DataSection
-from gossamer.app.settings_log import LogSection
-from gossamer.app.settings_model import ModelSection
+from gossamer.app.settings.base import Section
+from gossamer.app.settings.checkpoint import CheckpointSection
+from gossamer.app.settings.data import DataSection
+from gossamer.app.settings.log import LogSection
+from gossamer.app.settings.model import ModelSection
 from gossamer.app.wording import nearest
 from gossamer.core.errors import BadInput
 from gossamer.core.fleet import MAX_WORKERS

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from gossamer.app.settings_base import Section
+from gossamer.app.settings.base import Section
 from gossamer.app.wording import nearest, show
 from gossamer.core.errors import BadInput
 

@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from gossamer.app.config import Config
 from gossamer.app.folder import RunFolder
+from gossamer.app.grids.cell import cell_path, store
 from gossamer.app.job import Job, resolve
 from gossamer.app.lock import claimed
 from gossamer.app.simulate import simulate
@@ -188,8 +189,6 @@ def run(attempt: Attempt, quiet: bool = True) -> Outcome:
 
 
 def _run(attempt: Attempt, quiet: bool) -> Outcome:
-    from gossamer.app.cells import cell_path, store
-
     path, folder = cell_path(attempt.cells, attempt.mark), attempt.work / attempt.mark
     if path.is_file():  # another program has been faster
         return Outcome("stored")

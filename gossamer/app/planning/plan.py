@@ -9,11 +9,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from gossamer.app.cost import cost_lines, priced
 from gossamer.app.footprint import outer_names
-from gossamer.app.forecast import Forecast, Row, choice, forecast, modelled_s, others, row, simulated
-from gossamer.app.graphs import gap_line
 from gossamer.app.job import Job
+from gossamer.app.planning.alternatives import Row, choice, others, row
+from gossamer.app.planning.cost import cost_lines, priced
+from gossamer.app.planning.forecast import Forecast, forecast, modelled_s, simulated
+from gossamer.app.planning.graphs import gap_line
 from gossamer.app.progress import count, duration
 from gossamer.app.workload import costs_of, micro_batch, plan_name, unhidden_of
 from gossamer.core.awb import Balance

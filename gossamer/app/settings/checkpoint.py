@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from gossamer.app.settings_base import Section
+from gossamer.app.settings.base import Section
 from gossamer.core.errors import BadInput
 
 

@@ -13,9 +13,9 @@ from typing import Any, cast
 
 import torch
 
-from gossamer.app import memory
 from gossamer.app.config import Config
 from gossamer.app.job import Job, resolve
+from gossamer.app.planning import memory
 from gossamer.core.errors import BadInput
 from gossamer.train.compute import Precision, TrainBody
 from gossamer.train.data import Corpus

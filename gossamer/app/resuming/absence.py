@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from gossamer.app import resized
 from gossamer.app.job import Job
+from gossamer.app.resuming import resized
 from gossamer.core.members import Roll
 from gossamer.core.tree import master
 from gossamer.sim.absence import Absences
@@ -52,7 +52,8 @@ def absences_of(job: Job, bodies: Sequence[TrainBody], combine: MemoCombine, par
 
 def part_of(job: Job, folder: Path, round: int, worker: Addr, device: torch.device, place: Place, seat: Seat) -> Part:
     """What `worker` goes on from in a real run that is resumed with all of its workers: its own part, or, where it had died, that of the
-    lowest worker that was there, with an own place in the data. Where there are other workers than before, see gossamer.app.resized.
+    lowest worker that was there, with an own place in the data. Where there are other workers than before, see
+    gossamer.app.resuming.resized.
 
     The graphs are again drawn over all. An exchange that was in flight with a worker that has lost its own part does not take place.
     """

@@ -14,7 +14,7 @@ from rich.console import Console
 from gossamer.app.config import Config, dump, load, override
 from gossamer.app.folder import RunFolder, check_new
 from gossamer.app.job import Job, resolve
-from gossamer.app.settings_base import Section
+from gossamer.app.settings.base import Section
 from gossamer.app.simulate import simulate
 from gossamer.core.errors import BadInput
 from gossamer.core.fleet import Fleet

@@ -2,7 +2,7 @@
 
 The run keeps its planned tokens: rounds follow from the work of the new fleet, and the schedule goes on where it was. No checkpoint is
 rewritten: `checkpoint.resized` in config.toml says since when the workers are others, and each reads the old checkpoint by that
-(gossamer.app.resized).
+(gossamer.app.resuming.resized).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gossamer.app.early import MAY_CHANGE, key_of
 from gossamer.app.folder import RunFolder, no_checkpoint, write_atomically
 from gossamer.app.job import Job, resolve
 from gossamer.app.lock import alone_in
-from gossamer.app.rollback import copy_records, new_aside
+from gossamer.app.resuming.rollback import copy_records, new_aside
 from gossamer.app.settings import Config
 from gossamer.core.errors import BadInput, RunFailed
 from gossamer.train import checkpoint

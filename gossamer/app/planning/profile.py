@@ -25,11 +25,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from gossamer.app import fleets, memory
+from gossamer.app import fleets
 from gossamer.app.config import Config, config_hash, dump, load, override
 from gossamer.app.folder import write_atomically
 from gossamer.app.job import Job, resolve
-from gossamer.app.measure import GAIN, WARM_UP, Measured, Point, matmul_tflops, measure
+from gossamer.app.planning import memory
+from gossamer.app.planning.measure import GAIN, WARM_UP, Measured, Point, matmul_tflops, measure
 from gossamer.app.progress import count
 from gossamer.core.errors import BadInput, RunFailed, Stopped
 from gossamer.core.fleet_parse import parse_fleet

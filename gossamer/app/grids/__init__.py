@@ -1,0 +1,1 @@
+"""Several runs beside each other: tables, grids, cells that keep results, and where they run."""

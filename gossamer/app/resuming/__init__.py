@@ -1,0 +1,1 @@
+"""Going on from a checkpoint: an earlier round, other workers, without some."""

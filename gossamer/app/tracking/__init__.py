@@ -1,0 +1,1 @@
+"""Metrics as other tools take them."""
