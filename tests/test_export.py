@@ -133,6 +133,10 @@ def test_what_cannot_be_exported_is_said(gossip: Path, tmp_path: Path, capsys: p
     """What else: tests/test_bad_input.py."""
     with pytest.raises(BadInput, match=r"no checkpoint of round 3: there are rounds 2, 4"):
         load(gossip, 3)
+    for name, target, words in (("dangling", "nowhere", "where there is nothing"), ("to folder", tmp_path, "and a folder is not put")):
+        (tmp_path / name).symlink_to(target)
+        with pytest.raises(BadInput, match=f"{name} is a link to {target}, {words}.*: remove the link, or choose another folder with --to"):
+            export(gossip, tmp_path / name)
     with pytest.raises(BadInput, match="has no adapter"):
         export(gossip, tmp_path / "x", adapter=True)
     assert main(["export", str(tmp_path), "--to", str(tmp_path / "x")]) == 2

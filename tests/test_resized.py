@@ -17,6 +17,7 @@ from gossamer.app.folder import RunFolder
 from gossamer.app.job import Job, resolve
 from gossamer.app.metrics import check_unchanged, facts_of
 from gossamer.app.resuming import resize as resizing
+from gossamer.app.resuming import rollback
 from gossamer.app.resuming.resize import resize, settle, settled
 from gossamer.app.resuming.resized import part_of
 from gossamer.app.resuming.rollback import roll_back
@@ -72,6 +73,19 @@ def test_a_round_that_is_not_kept_is_said(run: Path, capsys: pytest.CaptureFixtu
     assert main(["simulate", "--round", "2"]) == 2
     assert "give it with --resume" in capsys.readouterr().err
     assert files_of(run) == before
+
+
+def test_what_is_put_aside_says_from_the_first_why(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def dies(*args: object) -> None:
+        raise Killed
+
+    before = files_of(run)
+    monkeypatch.setattr(rollback.os, "replace", dies)
+    monkeypatch.setattr(rollback, "write_atomically", lambda path, text: path.write_text(text))
+    with pytest.raises(Killed):
+        roll_back(RunFolder(run), 2)
+    after = files_of(run)
+    assert json.loads(after.pop("aside/1/from.json")) == {"round": 2} and after == before
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "worker-3/rank-0.safetensors"])

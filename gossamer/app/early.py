@@ -162,10 +162,13 @@ def check_free(to: Path) -> None:
     """Whether a model's folder can be made.
 
     Raises:
-        BadInput: it holds something already.
+        BadInput: it holds something already, or is a link.
         RunFailed: it cannot be read.
     """
     try:
+        if to.is_symlink():
+            there = "and a folder is not put in the place of one" if to.exists() else "where there is nothing"
+            raise BadInput(f"{to} is a link to {to.readlink()}, {there}: remove the link, or choose another folder with --to")
         if to.exists() and (not to.is_dir() or any(to.iterdir())):
             raise BadInput(f"{to} exists{' and is not empty' if to.is_dir() else ', and is a file'}: choose another folder with --to")
     except OSError as error:

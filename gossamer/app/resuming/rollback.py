@@ -57,6 +57,7 @@ def roll_back(run: RunFolder, round: int, since: int = 0) -> Path | None:
     if not later and not run.finished:
         return None
     to = new_aside(run.path)
+    write_atomically(to / "from.json", json.dumps({"round": round}) + "\n")
     try:
         for name in _OF_THE_END:
             if (run.path / name).exists():
@@ -66,7 +67,6 @@ def roll_back(run: RunFolder, round: int, since: int = 0) -> Path | None:
         for r in reversed(later):
             gone = checkpoint.round_folder(folder, r)
             os.replace(gone, to / folder.name / gone.name)
-        write_atomically(to / "from.json", json.dumps({"round": round}) + "\n")
     except OSError as error:
         raise RunFailed(f"{to} cannot be written ({error.strerror}): free some space, and go back again") from error
     return to
