@@ -203,7 +203,9 @@ def profile(
 def bench(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Which: geomesh, gasloc, zeroshot.", show_default=False)],
     jobs: Annotated[int, typer.Option("--jobs", min=1, help="Runs at a time, each in a process of its own.")] = 2,
-    cells: Annotated[Path, typer.Option("--cells", help="Folder of cached runs.")] = Path("bench/results/cells"),
+    cells: Annotated[
+        Path | None, typer.Option("--cells", help="Folder of cached runs; default: bench/results/cells.", show_default=False)
+    ] = None,
     results: Annotated[Path, typer.Option("--results", help="Folder of the result file.")] = Path("bench/results"),
     docs: Annotated[Path, typer.Option("--docs", help="Folder of the page whose tables are filled in, and of its figures.")] = Path("docs"),
     data: Annotated[

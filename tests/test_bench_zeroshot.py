@@ -52,7 +52,7 @@ def test_a_tiny_bench_from_training_to_table(tmp_path: Path, monkeypatch: pytest
     data = write_items(tmp_path / "data", ["arc_easy"])
 
     def bench() -> dict[str, Any]:
-        run("zeroshot", jobs=1, cells=tmp_path / "cells", results=tmp_path / "results", docs=docs, data=data)
+        run("zeroshot", jobs=1, cells=None, results=tmp_path / "results", docs=docs, data=data)
         return json.loads((tmp_path / "results" / "zeroshot.json").read_text())
 
     found = bench()
@@ -61,13 +61,14 @@ def test_a_tiny_bench_from_training_to_table(tmp_path: Path, monkeypatch: pytest
     assert len(found["rows"]["halos"]["seeds"][0]["tasks"]["cloze"]["correct"]) == 24
     page = (docs / "evaluation.md").read_text()
     assert "| DiLoCo |" in page and "37.39" in page and "not distinguishable" in page  # so little training is at chance
-    assert not (tmp_path / "cells").exists()  # cells without parameters are of no use to it
     capsys.readouterr()
     monkeypatch.setattr(harness, "score", lambda *_, **__: pytest.fail("asked again"))
     assert bench() == found and "2 cached" in capsys.readouterr().out
 
 
-def test_only_a_bench_that_evaluates_takes_items(tmp_path: Path) -> None:
+def test_a_bench_takes_what_it_has_a_use_for(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"--cells: zeroshot keeps its runs with their parameters, .* in runs/bench/zeroshot"):
+        run("zeroshot", jobs=1, cells=tmp_path, results=tmp_path, docs=tmp_path)
     with pytest.raises(BadInput, match="--data is for a bench that evaluates models"):
         run("geomesh", jobs=1, cells=tmp_path, results=tmp_path, docs=tmp_path, data=tmp_path)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from zeroshot_toys import RECORDS, chains, short_training, write_items
 
 from gossamer.app.config import load as read_config
@@ -208,6 +209,12 @@ def test_text_that_has_changed_is_not_held_out_any_more(run: Path, record: dict,
     monkeypatch.setattr(type(about.run), "facts", lambda self: {"corpus_sha256": "another"})
     with pytest.raises(BadInput, match="have changed since it ran"):
         subject.held_out(about, None)
+
+
+def test_text_that_no_task_asks_about_is_refused(tmp_path: Path) -> None:
+    ask = evaluation.Request(tasks=("piqa",), text="stdlib")
+    with pytest.raises(BadInput, match="--text stdlib: it is for word_order and cloze"):
+        evaluation.run(tmp_path, ask, None, Console())
 
 
 def test_a_model_that_has_diverged_is_not_evaluated(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

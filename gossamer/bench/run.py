@@ -93,21 +93,22 @@ BENCHES: Mapping[str, Bench] = {
     ),
 }
 NAMES = tuple(BENCHES)
+CELLS, WORK = Path("bench/results/cells"), Path("runs/bench")
 
 
-def run(name: str, *, jobs: int, cells: Path, results: Path, docs: Path, data: Path | None = None) -> None:
+def run(name: str, *, jobs: int, cells: Path | None, results: Path, docs: Path, data: Path | None = None) -> None:
     """Runs the bench called `name`. What is cached is not run again, so a second call takes seconds and one that was stopped goes on.
 
     Args:
         jobs: runs at a time.
-        cells: the folder of cached runs.
+        cells: the folder of cached runs; None: CELLS.
         results: `<name>.json` is written here.
         docs: the tables of the bench's page in this folder, and of the README.md beside it, are filled in where they are marked; figures go
             to its `figures`.
         data: items of public tasks on disk, for a bench that evaluates models.
 
     Raises:
-        BadInput: an unknown bench, or one that has no use for `data`.
+        BadInput: an unknown bench, or one that has no use for `data` or `cells`.
         Stopped: Ctrl-C; finished runs are kept.
         RunFailed: a row that the others are measured against failed.
     """
@@ -116,7 +117,9 @@ def run(name: str, *, jobs: int, cells: Path, results: Path, docs: Path, data: P
     bench, console = BENCHES[name], Console()
     if data and not bench.evaluates:
         raise BadInput(f"--data is for a bench that evaluates models, and {name} does not: leave it out")
-    study = bench.study(cells=cells, work=Path("runs") / "bench", processes=jobs, console=console, data=data)
+    if cells and bench.evaluates:
+        raise BadInput(f"--cells: {name} keeps its runs with their parameters, which cells have not, in {WORK / name}: leave it out")
+    study = bench.study(cells=cells or CELLS, work=WORK, processes=jobs, console=console, data=data)
     begun_s = time.monotonic()
     runs, tokens = bench.budget(study)
     console.print(f"bench {name}: at most {runs} runs, {count(tokens)} tokens; {bench.takes} if none is cached", highlight=False)

@@ -59,7 +59,7 @@ def names_of(ask: Request) -> list[str]:
     """The tasks of a request, in order.
 
     Raises:
-        BadInput: an unknown name, or a task of which the folder has no file.
+        BadInput: an unknown name, a task of which the folder has no file, or text that no task asks about.
     """
     files = sources.found_in(ask.data) if ask.data else {}
     wanted = [name for given in ask.tasks for name in (EMBEDDED if given == SUITE else [given])] or [*EMBEDDED, *files]
@@ -74,6 +74,8 @@ def names_of(ask: Request) -> list[str]:
                 f"--data {ask.data} has no {name}{sources.SUFFIX}; it has items of {', '.join(files)}: put the file there, or leave the "
                 "task out"
             )
+    if ask.text is not None and not EMBEDDED.keys() & set(wanted):
+        raise BadInput(f"--text {ask.text}: it is for {' and '.join(EMBEDDED)}, and neither is asked: leave it out, or add one to --tasks")
     return list(dict.fromkeys(wanted))
 
 
@@ -190,7 +192,7 @@ def run(folder: Path, ask: Request, out: Path | None, console: Console, *, round
     check_model_folder(folder, round)
     if made and ask.text is None and not (folder / "config.toml").is_file():
         raise unknown_text(folder)
-    if made and ask.text is not None and not exists(ask.text):
+    if ask.text is not None and not exists(ask.text):
         raise missing(ask.text, "--text")
     with loading(lambda: "nothing was written"):
         from gossamer.app.zeroshot import subject
@@ -202,7 +204,7 @@ def run(folder: Path, ask: Request, out: Path | None, console: Console, *, round
         kept(path, record)
     console.print(table(record))
     console.print("± one standard error, over the items. At chance: within two of them of a guess.")
-    if made and ask.text:
+    if ask.text:
         console.print(NOT_KNOWN.format(ask.text), markup=False)
     if path:
         console.print(f"written: {path}", markup=False)
