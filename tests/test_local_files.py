@@ -35,9 +35,14 @@ def test_what_would_be_a_pattern_is_a_name(kind: str, tmp_path: Path) -> None:
     for name in NAMES:
         assert texts(tmp_path / f"{name}.{kind}") == [name]
     if kind == "jsonl":  # whose folders are read by the rules of the library, for which train-... is a split
-        assert texts(tmp_path) == [NAMES[-1]]
-        return
-    assert sorted(texts(tmp_path)) == sorted(NAMES)
+        with pytest.raises(BadInput, match=r"and 5 more files of the data set .* would not be read: other names .* \(train\)"):
+            texts(tmp_path)
+        about = tmp_path / "README.md"
+        about.write_text(f"---\nconfigs:\n- config_name: default\n  data_files: bx.{kind}\n---\n")
+        assert texts(tmp_path) == ["bx"]
+        about.unlink()
+        (tmp_path / f"{NAMES[-1]}.{kind}").unlink()
+    assert sorted(texts(tmp_path)) == sorted(NAMES if kind == "txt" else NAMES[:-1])
     tmp_path.joinpath("[v1]").mkdir()
     tmp_path.joinpath("[v1]", "x.txt").write_text("below")
     assert texts(tmp_path / "[v1]") == ["below"]

@@ -225,7 +225,10 @@ def _local(datasets: Any, source: Source) -> tuple[Any, str, Path]:
             return datasets.load_dataset_builder("text", data_files=named, sample_by="document", encoding_errors="replace"), name, root
         if path.is_dir():
             local_files.check_folder(path.resolve())
-            return datasets.load_dataset_builder(str(path.resolve()), name=source.subset or None), name, root.resolve()
+            builder = datasets.load_dataset_builder(str(path.resolve()), name=source.subset or None)
+            there = [file.resolve() for file in files if kind_of(file.name) in data]
+            local_files.check_none_left(there, builder.config.data_files or {}, name, path)
+            return builder, name, root.resolve()
         named = {source.split: local_files.as_they_are([path.resolve()])}
         return datasets.load_dataset_builder(data.pop(), data_files=named), name, root.resolve()
     except BadInput:

@@ -4,7 +4,8 @@ come to fail on in the middle, and where it has failed."""
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from glob import has_magic
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,25 @@ def check_folder(folder: Path) -> None:
     """
     if has_magic(str(folder)):
         raise BadInput(f"the datasets library takes * ? [ in the name of the folder {folder} for a pattern: rename it")
+
+
+def check_none_left(files: Iterable[Path], splits: Mapping[Any, Iterable[str]], name: str, folder: Path) -> None:
+    """That each file of a folder is in a split, unless its README.md says which are. Where some have words such as train or test in their
+    names, the library passes over those that have none.
+
+    Raises:
+        BadInput: one is in none.
+    """
+    found = {Path(file).resolve() for split in splits.values() for file in split}
+    about = folder / "README.md"
+    if about.is_file() and re.search(r"^configs:", about.read_text(encoding="utf-8", errors="replace"), re.MULTILINE):
+        return
+    if found and (left := sorted(set(files) - found)):
+        raise BadInput(
+            f"{left[0]}{f' and {len(left) - 1} more files' if len(left) > 1 else ''} of the data set {name} would not be read: other names "
+            f"in the folder say of which split they are ({', '.join(map(str, splits))}), and {left[0].name!r} says none. Name all or none "
+            "of them so"
+        )
 
 
 def once(files: Iterable[str], name: str) -> Any:
