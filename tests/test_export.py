@@ -59,6 +59,13 @@ def test_transformers_loads_it_with_the_same_bits_and_generates(gossip: Path, ex
     assert said[0]["generated_text"].startswith(text) and len(said[0]["generated_text"]) > len(text)
 
 
+def test_whoever_may_read_other_files_may_read_a_model(gossip: Path, exported: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").touch()
+    files = [path for folder in (gossip, exported) for path in folder.rglob("*") if path.is_file()]
+    assert {path.stat().st_mode for path in files} == {(tmp_path / "other").stat().st_mode}
+    assert any("rank-0" in path.name for path in files)
+
+
 def test_tied_parameters_are_stored_once(exported: Path) -> None:
     with safe_open(exported / "model.safetensors", framework="pt") as f:
         names = set(f.keys())

@@ -43,7 +43,10 @@ def export(run: Path, to: Path, round: int | None = None, *, adapter: bool = Fal
     try:
         scratch.chmod(0o755)  # mkdtemp's is for its owner alone
         (_write_adapter if adapter else _write)(found, scratch)
-        (scratch / "README.md").write_text(card_of(found, RunFolder.existing(run)), encoding="utf-8")
+        card = scratch / "README.md"
+        card.write_text(card_of(found, RunFolder.existing(run)), encoding="utf-8")
+        for file in scratch.iterdir():  # safetensors makes files that nobody else may read
+            file.chmod(card.stat().st_mode)
         os.replace(scratch, to)  # an empty folder gives way
     except OSError as error:
         raise unwritable(to, error) from error

@@ -172,7 +172,11 @@ def replacing(path: Path) -> Iterator[Path]:
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        scratch.unlink(missing_ok=True)
+        scratch.touch()
+        mode = scratch.stat().st_mode
         yield scratch
+        scratch.chmod(mode)  # safetensors makes files that nobody else may read
         _flush(scratch)
         os.replace(scratch, path)
         _flush(path.parent)
