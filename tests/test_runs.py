@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from small_runs import corpus, flags, mixture, settings
+from small_runs import command, corpus, flags, forked, mixture, settings
 
 from gossamer.app.config import dump, load, override
 from gossamer.app.folder import RunFolder
@@ -21,6 +21,7 @@ from gossamer.app.simulate import SimHooks, simulate
 from gossamer.app.train import WORKER_MODULES
 from gossamer.cli import main
 from gossamer.core.errors import Stopped
+from gossamer.net.fork import Forked
 from gossamer.net.launch import launch
 from gossamer.report import page, read, table
 
@@ -72,9 +73,9 @@ def test_real_processes_end_with_the_bits_of_the_simulation(n: int, names: list[
         sets = settings(text, **more, fleet__name='"azure-4"' if n == 4 else f'"uniform-{n}"', clock__charge_as='"llama-150m"')
         configs.append(tmp_path / f"{name}.toml")
         configs[-1].write_text(dump(load([], sets)))
-    command = [sys.executable, "-m", "real_worker", str(tmp_path), *map(str, configs)]
+    argv = [sys.executable, "-m", "real_worker", str(tmp_path), *map(str, configs)]
     said: list[str] = []
-    assert launch(n, command, tmp_path / "logs", say=said.append, env=PATHS, modules=WORKER_MODULES) == 0, said
+    assert launch(n, argv, tmp_path / "logs", say=said.append, env=PATHS, modules=WORKER_MODULES) == 0, said
     real = [json.loads((tmp_path / f"worker-{i}.json").read_text()) for i in range(n)]
     for config in configs:
         want = summary(simulate(resolve(load([config])), tmp_path / "sim" / config.stem, quiet=True).path)
@@ -181,11 +182,11 @@ def test_refusals_are_said(text: Path, tmp_path: Path) -> None:
     assert "contributions were refused" in page.render([read.Run.load(out)])
 
 
-def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+def wait_for(path: Path, process: Forked, log: Path) -> None:
     for _ in range(1200):
         if path.exists():
             return
-        assert process.poll() is None, process.communicate()[0]
+        assert process.poll() is None, log.read_text()
         time.sleep(0.05)
     raise AssertionError(f"{path} did not appear")
 
@@ -201,18 +202,16 @@ def workers_of(launcher: int) -> list[int]:
 def test_a_killed_worker_is_named_and_the_run_resumes(text: Path, tmp_path: Path) -> None:
     sets = settings(text, method__name="geomesh", fleet__name='"uniform-2"', run__rounds=40, checkpoint__every=1, clock__pace_s=0.05)
     out = tmp_path / "run"
-    command = [sys.executable, "-m", "gossamer", "train", "--workers", "2"]
-    process = subprocess.Popen(
-        [*command, "--out", str(out), *flags(sets)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    )
-    wait_for(out / "checkpoints" / "round-000002" / "manifest.json", process)
+    log = tmp_path / "log"
+    process = forked(log, ["train", "--workers", "2", "--out", str(out), *flags(sets)], tmp_path)
+    wait_for(out / "checkpoints" / "round-000002" / "manifest.json", process, log)
     os.kill(workers_of(process.pid)[1], signal.SIGKILL)
-    said = process.communicate(timeout=60)[0]
-    assert process.returncode == 1, said
+    code, said = process.wait(60), log.read_text()
+    assert code == 1, said
     assert "worker 1 was killed" in said and "Last whole checkpoint: round" in said and "--resume" in said
     assert not (out / "summary.json").exists()
-    again = subprocess.run([*command, "--resume", str(out)], capture_output=True, text=True, timeout=110)
-    assert again.returncode == 0, again.stdout + again.stderr
+    code, said = command("train", "--workers", "2", "--resume", str(out))
+    assert code == 0, said
     want = quiet_run([*sets, "clock.pace_s=0.0"], tmp_path / "sim")
     got = summary(out)
     assert got["params_sha256"] == want["params_sha256"]
@@ -226,8 +225,8 @@ def test_a_killed_worker_is_named_and_the_run_resumes(text: Path, tmp_path: Path
 def test_torchrun_starts_workers_as_well(text: Path, tmp_path: Path) -> None:
     sets = settings(text, method__name="diloco", fleet__name='"uniform-2"', run__rounds=2)
     out = tmp_path / "run"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "gossamer", "train"]
-    done = subprocess.run([*command, "--out", str(out), *flags(sets)], capture_output=True, text=True, timeout=110)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "gossamer", "train"]
+    done = subprocess.run([*torchrun, "--out", str(out), *flags(sets)], capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stdout + done.stderr
     assert summary(out)["params_sha256"] == quiet_run(sets, tmp_path / "sim")["params_sha256"]
 

@@ -163,7 +163,7 @@ class Nursery:
         self._process.wait()
 
 
-_nurseries: dict[tuple[str, ...], Nursery] = {}
+_nurseries: dict[frozenset[str], Nursery] = {}
 
 
 def can_fork(argv: Sequence[str], modules: Sequence[str]) -> bool:
@@ -178,11 +178,10 @@ def load_early(modules: Sequence[str], env: Mapping[str, str]) -> None:
 
 
 def nursery(modules: Sequence[str], env: Mapping[str, str]) -> Nursery:
-    """That of this process for these modules, which is kept; `env` is its environment if it has to be started."""
-    key = tuple(modules)
-    found = _nurseries.get(key)
-    if found is None or not found.alive or found.owner != os.getpid():
-        found = _nurseries[key] = Nursery(modules, env)
+    """One of this process that has loaded these modules, or more, and is kept; `env` is its environment if it has to be started."""
+    there = (each for key, each in _nurseries.items() if key >= {*modules} and each.alive and each.owner == os.getpid())
+    if (found := next(there, None)) is None:
+        found = _nurseries[frozenset(modules)] = Nursery(modules, env)
         atexit.register(found.close)
     return found
 
