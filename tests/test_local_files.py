@@ -100,7 +100,7 @@ BAD = b'{"text": "caf\xe9"}\n'
     [
         (line("y") * 300 + b"\n" + BAD, r"b\.jsonl of .* cannot be read: line 302: no Unicode text"),
         (line("y") + b'{"text": "y", "more": 1}\n', r"b\.jsonl of .* line 2: fields that .* have not \(more\)"),
-        (line("y") + b'{"text": broken}\n', r"b\.jsonl of .* line 2: no JSON \(Expecting value"),
+        (line("y") + b'{"text": broken}\n', r"b\.jsonl of .* line 2: no JSON \(Expecting value at column 10\)"),
         (line("y") + b'{"text": ' + b"[" * 99_999 + b"\n", r"b\.jsonl of .* line 2: no JSON"),
         (line("y") + b'{"text": "\\ud800"}\n', r"b\.jsonl of .* line 2: no Unicode text .*surrogates"),
     ],

@@ -296,6 +296,7 @@ ODD = {
     "tokens": (lambda about: about.update(tokens=-1), "it is of round 5 after -1 tokens"),
     "no format": (lambda about: about.pop("format"), "it has no 'format'"),
     "deep": (lambda about: about.update(extra="DEEP"), "recursion"),
+    "no object": (lambda about: "[]", "it is no JSON object"),
     "a hash": (lambda about: about["parts"]["0"].update(sha256=1), "worker 0 has no parts"),
 }
 
@@ -307,8 +308,8 @@ def test_a_manifest_that_cannot_be_is_damage(tmp_path, caplog, name):
     path = K.round_folder(tmp_path, 5) / "manifest.json"
     about = json.loads(path.read_text())
     change, words = ODD[name]
-    change(about)
-    path.write_text(json.dumps(about).replace('"DEEP"', "[" * 100_000))
+    text = change(about)
+    path.write_text(text if isinstance(text, str) else json.dumps(about).replace('"DEEP"', "[" * 100_000))
     assert K.latest(tmp_path) == 4
     assert f"round 5 is passed over: {path} is damaged: " in caplog.text and words in caplog.text
     with pytest.raises(RunFailed, match=r"is damaged: .* Put it back, or remove .*round-000005 to go on from an earlier"):

@@ -192,6 +192,8 @@ def read_manifest(folder: Path, round: int) -> Manifest:
     path = round_folder(folder, round) / MANIFEST
     try:
         about = json.loads(path.read_text())
+        if not isinstance(about, dict):
+            raise ValueError("it is no JSON object")
         if about["format"] not in files.READS:
             raise files.foreign(path, about["format"])
         return _manifest(about, round)

@@ -164,6 +164,8 @@ def _fault_of_line(line: bytes, columns: Collection[str], syntax: bool) -> str |
         json.dumps(row, ensure_ascii=False).encode()
     except UnicodeError as error:
         return f"no Unicode text ({said(error)})"
+    except json.JSONDecodeError as error:
+        return f"no JSON ({error.msg} at column {error.colno})" if syntax else None
     except (ValueError, RecursionError) as error:
         return f"no JSON ({said(error)})" if syntax else None
     if not isinstance(row, dict):
