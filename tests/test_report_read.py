@@ -69,6 +69,7 @@ def test_what_is_no_run_folder_is_refused(tmp_path: Path) -> None:
         ("summary.json", "{", "not valid JSON"),
         ("summary.json", "[1]", "holds a list"),
         ("summary.json", '{"method": "ddp"}', "lacks world, workers"),
+        ("plan.json", '{"round": {}}', r"plan\.json' is damaged \(it has no 'workers'\): remove it"),
         ("metrics.jsonl", '{"kind": "eval", "round": 1, "worker": 0, "tokens": 5, "time_s": 1}\n', "line 1 lacks 'loss'"),
         ("metrics.jsonl", '{"kind": "eval", "round": "x", "worker": 0, "tokens": 5, "time_s": 1, "loss": 2}\n', "expected a number"),
     ],
@@ -78,6 +79,11 @@ def test_damaged_files_are_explained(tmp_path: Path, name: str, text: str, said:
     (folder / name).write_text(text)
     with pytest.raises(BadInput, match=said):
         Run.load(folder)
+
+
+def test_a_summary_of_other_workers_than_it_has_numbers_of_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="workers is 3, and bytes_sent has 4 numbers"):
+        Run.load(make_run(tmp_path / "a", rounds=1, change={"workers": 3}))
 
 
 def test_a_loss_that_is_not_finite_is_no_number(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.core.errors import BadInput
+from gossamer.report.records import damage
 
 PLAN = "plan.json"
 
@@ -97,7 +98,7 @@ def planned_of(folder: Path) -> Planned | None:
         if {len(made.worker_names), len(made.worker_regions), len(made.steps), len(made.batch)} != {n}:
             raise ValueError(f"lists that are not of {n} workers")
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-        raise BadInput(f"{str(path)!r} is damaged ({error!r}): remove it, and the report leaves out what was planned") from error
+        raise BadInput(f"{str(path)!r} is damaged ({damage(error)}): remove it, and what was planned is left out") from error
     return made
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from gossamer.core.errors import BadInput
 from gossamer.report.planned import Planned, planned_of
-from gossamer.report.records import Close, Evaluation, Replanned, Round, Span, lines, span_of, told_of
+from gossamer.report.records import Close, Evaluation, Replanned, Round, Span, damage, lines, span_of, told_of
 
 CONFIG, METRICS, TRACE, SUMMARY = "config.toml", "metrics.jsonl", "trace.jsonl", "summary.json"
 CONSENSUS = "consensus.json"
@@ -192,6 +192,11 @@ def _summary(path: Path) -> dict[str, Any]:
         raise BadInput(f"{str(path)!r} lacks {', '.join(missing)}; it was written by another version: run again with this one")
     if not isinstance(found["bytes_sent"], list):
         raise BadInput(f"{str(path)!r}: bytes_sent is {found['bytes_sent']!r}, expected a list with one number per worker")
+    given, sent = found["workers"], len(found["bytes_sent"])
+    if (len(given) if isinstance(given, list) else given) != sent:
+        raise BadInput(
+            f"{str(path)!r}: workers is {given!r}, and bytes_sent has {sent} numbers; resume the run so that it is written again"
+        )
     return found
 
 
@@ -208,7 +213,7 @@ def _agreement(path: Path) -> Agreement | None:
         (law,) = _numbers([found["contraction_expected"]])
         return Agreement(rounds, contraction_expected=law, exact=bool(found["exact"]), **lists)
     except (ValueError, TypeError, KeyError) as error:
-        raise BadInput(f"{str(path)!r} is damaged ({error!r}): remove it, and the report leaves its figures out") from error
+        raise BadInput(f"{str(path)!r} is damaged ({damage(error)}): remove it, and its figures are left out") from error
 
 
 def _numbers(values: Any) -> tuple[float | None, ...]:

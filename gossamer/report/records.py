@@ -110,6 +110,11 @@ class Event(dict[str, Any]):
         return int(value)
 
 
+def damage(error: Exception) -> str:
+    """What is wrong with a file, as somebody who looks into it would say."""
+    return f"it has no {error}" if isinstance(error, KeyError) else str(error)
+
+
 def lines(path: Path) -> tuple[list[Event], bool]:
     """The objects of a .jsonl file, and whether the last line was cut short. Damage anywhere else is an error."""
     found_lines = path.read_bytes().splitlines()
