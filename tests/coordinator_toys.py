@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from ports import free
 
 from gossamer.wan.roster.calls import plain
 from gossamer.wan.roster.client import CoordinatorClient, Event
@@ -176,12 +177,6 @@ class Desk:
         return str(self.state().find(site).standing)
 
 
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
-
-
 _NURSERY = """
 import os, signal, sys
 from pathlib import Path
@@ -225,7 +220,7 @@ class Process:
     """A coordinator that can be killed and started again on the same port and file."""
 
     def __init__(self, nursery: Nursery, state: Path) -> None:
-        self.state, self.port = state, free_port()
+        self.state, self.port = state, free()
         self._nursery = nursery
         self.start()
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import grpc
 import pytest
+from ports import free
 from trust_toys import TERMS, Listed, believing, identity, sites
 
 from gossamer.app.wan import ops
@@ -53,11 +54,6 @@ def coordinator(tmp_path: Path, me: Identity | None, roster: Any = None) -> Iter
         )  # fmt: skip
     with server:
         yield f"127.0.0.1:{server.port}"
-
-
-def free() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return int(one.getsockname()[1])
 
 
 def checked(at: str, me: Identity | None, bind: str | None = None, advertise: str | None = None, **options: Any) -> list[Finding]:

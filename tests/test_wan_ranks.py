@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ports import free
 from small_runs import command, flags
 from test_site_runs import environment, fleet
-from test_wan_relay_run import free
 from test_wan_run import check_same, sets_of
 from test_wan_run_faults import meets
 from wan_run_toys import SITES, Field, field

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import re
-import socket
 import urllib.request
 from pathlib import Path
 
 import pytest
+from ports import free
 from test_wan_run import check_same, sets_of, simulated
 from wan_run_toys import field
 
 pytestmark = pytest.mark.usefixtures("cache")
-
-
-def free() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return int(one.getsockname()[1])
 
 
 @pytest.mark.timeout(300)

@@ -8,7 +8,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from coordinator_toys import free_port
+from ports import free
 from test_wan_run import sets_of
 from wan_run_toys import field
 
@@ -34,7 +34,7 @@ def shows(port: int, name: str, value: float, timeout_s: float = 60.0) -> None:
 
 @pytest.mark.timeout(200)
 def test_a_site_shows_whether_its_coordinator_is_there(text: Path, tmp_path: Path) -> None:
-    page = free_port()
+    page = free()
     with field(tmp_path / "wan", sets_of(text, 2, "diloco", wan__deadline_s=6.0), tls=False) as run:
         run.kill("coordinator")
         run.ends("coordinator", code=-9)

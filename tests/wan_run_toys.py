@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ports import free
 from small_runs import flags, forked
 
 from gossamer.app.folder import RunFolder
@@ -33,7 +34,7 @@ class Field:
             new_secret(root / "run.secret")
             for site in ("coordinator", *SITES):
                 ca.issue(folder, site, ["127.0.0.1"])
-        self.port = 0
+        self.port = free()
 
     def _trust(self, site: str) -> list[str]:
         return ["--identity", str(self.root / "ca" / "sites" / site), "--secret", str(self.root / "run.secret")] if self.tls else []
@@ -46,8 +47,7 @@ class Field:
         self._start(
             "coordinator", "coordinator", "--state", str(self.root / "runs.db"), "--bind", bind, *self.beside, *self._trust("coordinator")
         )
-        if not self.port:
-            self.port = int(self.says("coordinator", r"listening at port (\d+)"))
+        self.says("coordinator", rf"listening at port {self.port}")
 
     def join(self, *sites: str, more: tuple[str, ...] = (), options: tuple[str, ...] = ()) -> None:
         for site in sites:
