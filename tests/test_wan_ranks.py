@@ -150,7 +150,8 @@ def test_sites_of_several_ranks_come_late_die_leave_and_return(text: Path, tmp_p
         run.stops("lyon", "oslo", "porto")
         for site in ("lyon", "oslo", "porto"):  # each was away for a while
             mine = [(r["round"], r["loss"]) for r in run.own(site) if r["kind"] == "round"]
-            assert all(a < b and after < before + 0.7 for (a, before), (b, after) in itertools.pairwise(mine)), (site, mine)
+            # Whoever began anew would be at 5.6 nats; of 64 tokens a round, the loss goes up and down by some tenths.
+            assert all(a < b and after < before + 1.5 for (a, before), (b, after) in itertools.pairwise(mine)), (site, mine)
         assert len({last(run, site, seat) for seat, site in enumerate(("lyon", "oslo", "porto"))}) == 1
 
 
