@@ -169,11 +169,14 @@ def test_gossip_goes_on_when_a_rank_dies_and_torchrun_starts_a_site_as_well(text
             assert "rank 1 of this site was killed (SIGKILL), and the site ends with it." in run.log("oslo")
             run.trains("porto", 4)
             run.trains("riga", 4)
-            assert "session 2" not in run.log("porto") and "session 2" not in run.log("lyon"), "nobody stops for a death"
+            said = "".join(run.log(site) for site in ("lyon", "porto", "riga"))
+            # A site that fails and is slow to end may answer once more: then, and only then, the others look whether it is back.
+            assert "session 2" not in said or "there again: oslo" in said, "nobody stops for a death"
             lyon.terminate()
             lyon.wait(60)
         finally:
             lyon.kill()
+            lyon.wait(60)
         assert "site lyon has left run" in run.log("lyon")
         meets(run, "porto", "riga")
         run.stops("porto", "riga")
