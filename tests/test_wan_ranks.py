@@ -96,7 +96,7 @@ def test_sites_of_1_2_and_3_ranks_have_the_bits_of_every_other_real_run(method: 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 def test_sites_of_several_ranks_come_late_die_leave_and_return(text: Path, tmp_path: Path) -> None:
-    more = {"run__rounds": 5000, "clock__pace_s": 0.1, "eval__every": 50, "checkpoint__every": 4, "wan__founders": 2, "plan__batch": 2}
+    more = {"run__rounds": 5000, "clock__pace_s": 0.1, "eval__every": 50, "checkpoint__every": 4, "wan__founders": 2, "plan__batch": 8}
     with field(tmp_path / "wan", ranked(text, tmp_path, (1, 2, 2), "diloco", **more), tls=False) as run:
         run.join("lyon", "oslo")
         assert meets(run, "oslo", "lyon") == 0
@@ -150,8 +150,7 @@ def test_sites_of_several_ranks_come_late_die_leave_and_return(text: Path, tmp_p
         run.stops("lyon", "oslo", "porto")
         for site in ("lyon", "oslo", "porto"):  # each was away for a while
             mine = [(r["round"], r["loss"]) for r in run.own(site) if r["kind"] == "round"]
-            # Whoever began anew would be at 5.6 nats; of 64 tokens a round, the loss goes up and down by some tenths.
-            assert all(a < b and after < before + 1.5 for (a, before), (b, after) in itertools.pairwise(mine)), (site, mine)
+            assert all(a < b and after < before + 0.7 for (a, before), (b, after) in itertools.pairwise(mine)), (site, mine)
         assert len({last(run, site, seat) for seat, site in enumerate(("lyon", "oslo", "porto"))}) == 1
 
 
@@ -169,9 +168,7 @@ def test_gossip_goes_on_when_a_rank_dies_and_torchrun_starts_a_site_as_well(text
             assert "rank 1 of this site was killed (SIGKILL), and the site ends with it." in run.log("oslo")
             run.trains("porto", 4)
             run.trains("riga", 4)
-            said = "".join(run.log(site) for site in ("lyon", "porto", "riga"))
-            # A site that fails and is slow to end may answer once more: then, and only then, the others look whether it is back.
-            assert "session 2" not in said or "there again: oslo" in said, "nobody stops for a death"
+            assert "session 2" not in run.log("porto") and "session 2" not in run.log("lyon"), "nobody stops for a death"
             lyon.terminate()
             lyon.wait(60)
         finally:
