@@ -6,7 +6,7 @@
     Sessions(client, alive=neighbours.alive, gone=neighbours.gone, ask=neighbours.ask)
 
 Every site pings every other one that has an address, twice a beat. A site counts as gone when a connection to it is refused, when nothing
-has come for a lease, or when somebody has said so (`lost`) and it has not answered since.
+has come for a lease, when it says that it ends, or when somebody has said so (`lost`) and it has not answered since.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 SERVICE = "gossamer.Site"
 _LOOK_S = 0.1
+_ENDS = grpc.StatusCode.ABORTED
+"""gRPC itself never says so."""
 
 
 class Ping(Record):
@@ -71,6 +73,9 @@ class Neighbours:
         self._timeouts: Timeouts
         self.on_ask: Callable[[bytes], bytes] | None = None
         """Answers the questions of other sites; any thread."""
+        self.ends: Callable[[], bool] = lambda: False
+        """Whether this site is about to end for a fault. Then it shows itself to nobody any more: whoever has lost it would take it for
+        returned as long as its end takes."""
         self._known: dict[int, _Known] = {}
         self._late: set[int] = set()
         self._channels: dict[tuple[str, str], Any] = {}
@@ -166,6 +171,9 @@ class Neighbours:
         except Refused as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             raise
+        if self.ends():
+            await context.abort(_ENDS, f"site {self.me} is about to end")
+            raise AssertionError
         if self._doors.caller(context) in (None, ping.site):
             for known in self._known.values():
                 if known.member.site == ping.site and known.member.boot == ping.boot:
@@ -219,12 +227,17 @@ class Neighbours:
                     known.refused = True
                     if error.reason == "revoked":
                         return  # for good: another certificate comes with another process
-                elif not self._over and await knock(address, self._timeouts.call) == "refused":
+                elif not self._over and await self._ended(error, address):
                     known.refused = True
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._timeouts.beat / 2 if known.heard_s else _LOOK_S):
                     await known.hurry.wait()
             known.hurry.clear()
+
+    async def _ended(self, error: Exception, address: str) -> bool:
+        """Whether a process that has not answered says that it is about to end, or is not there any more."""
+        says_so = isinstance(error, grpc.RpcError) and error.code() is _ENDS
+        return says_so or await knock(address, self._timeouts.call) == "refused"
 
     @staticmethod
     def _heard(known: _Known) -> None:

@@ -150,6 +150,7 @@ class Presence:
         self.access = with_servers(self.doors.access(self._name_at), places.n, self.hosts)
         # The port must be known before the site joins, and the boot of the client before others ask for it.
         self.neighbours = Neighbours(where.site, self.doors, self.roster)
+        self.neighbours.ends = lambda: ranks.lost
         self.port = Port(bind, self.access, [*handlers, self.neighbours.handlers()])
         self._unbound: BadInput | None = None
         """Why it does not listen yet: the port is taken, maybe by the process whose place this one comes to take."""

@@ -70,6 +70,11 @@ class Ranks:
         return () if None in found else tuple(found)
 
     @property
+    def lost(self) -> bool:
+        """One is gone, and the site ends with it."""
+        return self._lead is not None and bool(self._lead.gone)
+
+    @property
     def _greetings(self) -> list[Message]:
         return [] if self._lead is None else [self._lead.greetings[r] for r in range(1, self.size)]
 
@@ -298,7 +303,7 @@ class Ranks:
         self._over.set()
         if self._lead is None:
             return
-        lost = bool(self._lead.gone)
+        lost = self.lost
         self._lead.close()
         if isinstance(self.site, Gated) and not lost:
             with suppress(Exception):

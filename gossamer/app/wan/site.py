@@ -167,6 +167,7 @@ class SiteRun:
                 )
                 raise
             except RunFailed as error:
+                self.neighbours.ends = lambda: True
                 if self.out.because(error):
                     if folder.there:
                         self.ranks.save()
