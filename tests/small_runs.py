@@ -6,6 +6,7 @@ import io
 import json
 import os
 import sys
+from collections.abc import Mapping
 from contextlib import redirect_stderr
 from pathlib import Path
 
@@ -73,7 +74,7 @@ def command(*arguments: str) -> tuple[int, str]:
     return code, said.getvalue()
 
 
-def forked(log: Path, arguments: list[str], cwd: Path) -> Forked:
-    """`gossamer ARGUMENTS` in a process of its own, with its output added to `log`."""
+def forked(log: Path, arguments: list[str], cwd: Path, more: Mapping[str, str] | None = None) -> Forked:
+    """`gossamer ARGUMENTS` in a process of its own, with its output added to `log`. `more`: of its environment."""
     argv, env = [sys.executable, "-m", "gossamer", *arguments], {**os.environ, "OMP_NUM_THREADS": "1"}
-    return nursery([*WORKER_MODULES, "gossamer.app.wan.run"], env).fork(argv, env, log, name="gossamer", cwd=cwd)
+    return nursery([*WORKER_MODULES, "gossamer.app.wan.run"], env).fork(argv, env | (more or {}), log, name="gossamer", cwd=cwd)

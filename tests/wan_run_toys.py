@@ -6,7 +6,7 @@ import json
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,8 +39,8 @@ class Field:
     def _trust(self, site: str) -> list[str]:
         return ["--identity", str(self.root / "ca" / "sites" / site), "--secret", str(self.root / "run.secret")] if self.tls else []
 
-    def _start(self, name: str, *arguments: str) -> None:
-        self.processes[name] = forked(self.root / f"{name}.log", ["wan", *arguments], self.root)
+    def _start(self, name: str, *arguments: str, env: Mapping[str, str] | None = None) -> None:
+        self.processes[name] = forked(self.root / f"{name}.log", ["wan", *arguments], self.root, env)
 
     def coordinator(self) -> None:
         bind = f"127.0.0.1:{self.port}"
@@ -51,8 +51,20 @@ class Field:
 
     def join(self, *sites: str, more: tuple[str, ...] = (), options: tuple[str, ...] = ()) -> None:
         for site in sites:
-            where = ["--site", site, "--coordinator", f"127.0.0.1:{self.port}", "--out", str(self.root / "runs" / site)]
-            self._start(site, "join", *where, *options, *self._trust(site), *flags([*self.sets, *more]))
+            self._start(site, *self._joins(site, more, options))
+
+    def _joins(self, site: str, more: tuple[str, ...] = (), options: tuple[str, ...] = ()) -> list[str]:
+        where = ["--site", site, "--coordinator", f"127.0.0.1:{self.port}", "--out", str(self.root / "runs" / site)]
+        return ["join", *where, *options, *self._trust(site), *flags([*self.sets, *more])]
+
+    def ranks_join(self, site: str, ranks: int) -> tuple[str, ...]:
+        """A site each of whose ranks is started from outside, as torchrun does. What the processes are called here."""
+        port = str(free())
+        names = (site, *(f"{site}, rank {rank}" for rank in range(1, ranks)))
+        for rank, name in enumerate(names):
+            env = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
+            self._start(name, *self._joins(site), env=env | {"MASTER_PORT": port})
+        return names
 
     def log(self, name: str) -> str:
         path = self.root / f"{name}.log"
