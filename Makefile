@@ -38,7 +38,7 @@ demo: $(READY)
 
 test: lint
 	@echo "tests"
-	@$(BIN)/python -m pytest -q -n $(JOBS) --dist loadscope
+	@$(BIN)/python -m pytest -q -n $(JOBS) --dist loadscope --no-loadscope-reorder
 
 lint: $(READY)
 	@echo "style"

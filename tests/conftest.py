@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,6 +38,15 @@ torch.set_num_threads(1)
 # machine must not fail a test.
 settings.register_profile("gossamer", deadline=None, derandomize=True, database=None, max_examples=50)
 settings.load_profile("gossamer")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Modules whose tests may take long begin first, so that none of them is what everybody waits for in the end."""
+    allowed_s: Counter[str] = Counter()
+    for item in items:
+        if (mark := item.get_closest_marker("timeout")) is not None:
+            allowed_s[item.nodeid.partition("::")[0]] += mark.args[0]
+    items.sort(key=lambda item: -allowed_s[item.nodeid.partition("::")[0]])
 
 
 @pytest.fixture(autouse=True)
