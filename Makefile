@@ -29,8 +29,9 @@ $(READY): pyproject.toml constraints.txt
 	@echo "setting up $(VENV) (once, one to two minutes when the downloads are quick)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
 		echo "$(PYTHON) could not make a virtual environment; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
-	@$(PIP) install "$$(grep '^torch==' constraints.txt)"
-	@$(PIP) install -c constraints.txt -e '.[dev]'
+	@$(PIP) install --no-compile "$$(grep '^torch==' constraints.txt)"
+	@$(PIP) install --no-compile -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # with all cores, where pip uses one; some packages hold files of Python 2
 	@touch $@
 
 demo: $(READY)
