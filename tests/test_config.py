@@ -13,9 +13,12 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from gossamer.app.config import Config, config_hash, dump, load, override, parse
+from gossamer.app.job import resolve
 from gossamer.app.options import check_options, find_recipe, known_options
+from gossamer.app.planning.planned import planned
 from gossamer.app.settings import METHODS
 from gossamer.app.settings.base import Section
+from gossamer.app.summary import summarise
 from gossamer.core.errors import BadInput
 from gossamer.core.inner import INNERS
 from gossamer.core.schedule import SCHEDULES
@@ -271,3 +274,22 @@ def test_recipes_by_dotted_path() -> None:
         find_recipe("no_such_module.mine")
     with pytest.raises(BadInput, match="expected a function"):
         find_recipe("gossamer.recipes.DEFAULT_PLAN")
+
+
+def test_a_recipe_of_ones_own_is_shown_under_its_own_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where its method has kept the name of the one that it was made of."""
+    (tmp_path / "mine_shown.py").write_text(
+        "from dataclasses import replace\n"
+        "from gossamer.core.outer import OuterSGD\n"
+        "from gossamer.recipes import diloco\n"
+        "def heavy(setting):\n    return replace(diloco(setting), outer=OuterSGD(0.7, 0.99))\n"
+        "def named(setting):\n    return replace(heavy(setting), name='heavy_ball')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    paths = ("mine_shown.heavy", "mine_shown.named", "diloco", "gossamer.recipes.diloco")
+    jobs = [resolve(load(sets=[f"method.name={path}", "run.rounds=2"])) for path in paths]
+    shown = ["mine_shown.heavy", "heavy_ball", "diloco", "diloco"]
+    assert [job.title for job in jobs] == [planned(job, "sim")["method"] for job in jobs] == shown
+    told = [summarise(job, "sim", [], final_loss=None, worker_losses=None, distance=None, hashes=[], model=None) for job in jobs]
+    assert [summary["method"] for summary in told] == [summary["name"] for summary in told] == shown
+    assert jobs[0].method.name == "diloco"  # which marks runs and cells that are there already

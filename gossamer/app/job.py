@@ -32,7 +32,7 @@ from gossamer.core.slowdown import Slowdown
 from gossamer.core.tiers import hosts, regions_of
 from gossamer.core.tree import Layout, Tree, digest, layout_hash, numel
 from gossamer.core.wires import Net
-from gossamer.recipes import Setting
+from gossamer.recipes import REGISTRY, Setting
 from gossamer.sim.network import Network
 from gossamer.sim.seats import SeatNetwork
 from gossamer.train import model
@@ -88,7 +88,13 @@ class Job:
     @property
     def title(self) -> str:
         """The label of the run in tables and figures."""
-        return self.config.name or self.method.name
+        return self.config.name or self.method_name
+
+    @property
+    def method_name(self) -> str:
+        """What tables call the method: its own name; the path of a recipe of one's own whose method has kept the name of one of ours."""
+        ours = REGISTRY.get(self.method.name)
+        return self.method.name if ours in (None, find_recipe(self.config.method.name)) else self.config.method.name
 
     @property
     def charged_as(self) -> str | None:

@@ -92,7 +92,7 @@ def summarise(
         hit_s = min(hits, default=None)
     return {
         "name": job.title,
-        "method": job.method.name,
+        "method": job.method_name,
         "world": world,
         "fleet": job.fleet.name,
         "workers": n,

@@ -45,7 +45,7 @@ def planned(job: Job, world: str) -> dict[str, Any]:
     method, fleet = job.method, job.fleet
     return {
         "title": job.title,
-        "method": method.name,
+        "method": job.method_name,
         "fleet": fleet.name,
         "workers": job.n,
         "worker_names": worker_names(job),
