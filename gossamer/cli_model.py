@@ -58,8 +58,14 @@ def evaluate(
         typer.Option(
             "--text",
             metavar="SOURCE",
-            help="Text of the embedded suite: stdlib, a folder or a file. None: what the run held out.",
+            help="Text of the embedded suite: stdlib, a folder or a file, as data.source. None: what the run held out.",
             show_default=False,
+        ),
+    ] = None,
+    column: Annotated[
+        str | None,
+        typer.Option(
+            "--column", metavar="NAME", help="Of --text: the column or field that holds the text. None: text.", show_default=False
         ),
     ] = None,
     limit: Annotated[int | None, typer.Option("--limit", min=2, metavar="N", help="Items of a task at most.", show_default=False)] = None,
@@ -84,7 +90,9 @@ def evaluate(
     """Zero-shot accuracies with standard errors, through lm-eval: public tasks, and a suite made of what a run held out, or of a text."""
     from gossamer.app import commands
 
-    commands.evaluate(folder, tasks=tasks, data=data, text=text, limit=limit, seed=seed, out=out, round=round, length=length, batch=batch)
+    commands.evaluate(
+        folder, tasks=tasks, data=data, text=text, column=column, limit=limit, seed=seed, out=out, round=round, length=length, batch=batch
+    )  # fmt: skip
 
 
 def add_to(app: typer.Typer) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
+from small_runs import WORDS
 from zeroshot_toys import RECORDS, chains, short_training, write_items
 
 from gossamer.app.config import load as read_config
@@ -209,6 +210,41 @@ def test_text_that_has_changed_is_not_held_out_any_more(run: Path, record: dict,
     monkeypatch.setattr(type(about.run), "facts", lambda self: {"corpus_sha256": "another"})
     with pytest.raises(BadInput, match="have changed since it ran"):
         subject.held_out(about, None)
+
+
+def test_text_is_what_training_reads(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And of it what a run on it would hold out, whichever loader that has."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    texts = [" ".join(f"{word}{k}" for word in WORDS * 6) for k in range(60)]
+    file = tmp_path / "rows" / "some.parquet"
+    file.parent.mkdir()
+    pq.write_table(pa.table({"content": texts, "n": list(range(60))}), file)
+    lines, plain = tmp_path / "lines.jsonl", tmp_path / "plain.jsonl"
+    lines.write_text("".join(json.dumps({"content": text}) + "\n" for text in texts))
+    plain.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    about = subject.load(run)
+    for source, column in ((file, "content"), (file.parent, "content"), (lines, "content"), (plain, None)):
+        named = [f'data.source="{source}"', 'data.tokenizer="bytes"', *([f"data.text={column}"] if column else [])]
+        job = resolve(read_config([], [*named, "plan.sequence=16"]))
+        held = bytes(t for t in job.corpus().valid if t < 256).decode()
+        found = list(subject.held_out(about, str(source), column))
+        assert "".join(found) == held and 0 < len(found) < 60
+    ask = evaluation.Request(("cloze",), text=str(file), column="content", limit=4)
+    ((items, source),) = evaluation.items_of(ask, ["cloze"], about).values()
+    assert len(items) == 4 and source == f"text of {file}, seed 0"
+
+    said = told(capsys, run, "--text", file)
+    assert "has no column 'text', but: content, n. Set --column to the one to read" in said and "data." not in said
+    said = told(capsys, run, "--text", lines)
+    assert "or set --column to the field that holds the text: content" in said and "data.text" not in said
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "rows" / "more.jsonl").write_text('{"content": "a"}\n')
+    for wrong, words in ((tmp_path / "empty", "Point --text at some"), (file.parent, "point --text at those of one kind")):
+        said = told(capsys, run, "--text", wrong)
+        assert words in said and "data.source" not in said and "data.mix" not in said
+    assert "none is named" in told(capsys, run, "--column", "content")
 
 
 def test_text_that_no_task_asks_about_is_refused(tmp_path: Path) -> None:

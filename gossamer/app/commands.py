@@ -307,6 +307,7 @@ def evaluate(
     tasks: str | None,
     data: Path | None,
     text: str | None,
+    column: str | None,
     limit: int | None,
     seed: int,
     out: Path | None,
@@ -319,5 +320,5 @@ def evaluate(
     from gossamer.app.zeroshot.harness import BATCH
 
     names = tuple(name.strip() for name in tasks.split(",") if name.strip()) if tasks else ()
-    ask = evaluation.Request(names, data, text, limit, seed, batch or BATCH)
+    ask = evaluation.Request(names, data, text, limit, seed, batch or BATCH, column)
     evaluation.run(folder, ask, out, _console(), round=round, length=length)

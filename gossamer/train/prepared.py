@@ -89,6 +89,15 @@ def load(
     )
 
 
+def held_out(source: Source, most: int) -> list[str]:
+    """The documents of `source` that `load` holds out, with `valid_documents` = `most`.
+
+    Raises:
+        BadInput: as `gossamer.train.documents.open_documents`; too few documents.
+    """
+    return _hold_out(open_documents(source), open_valid(source), most)[0]
+
+
 def _mark(sources: Sequence[Source], opened: Sequence[tuple[Documents, Documents | None]]) -> str:
     parts = [[training.fingerprint, held.fingerprint if held else ""] for training, held in opened]
     return hashlib.sha256(json.dumps([parts, [s.weight for s in sources] if len(sources) > 1 else []]).encode()).hexdigest()

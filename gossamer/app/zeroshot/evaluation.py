@@ -42,7 +42,7 @@ class Request:
     Args:
         tasks: names; none: the embedded suite, and every task of which `data` has a file.
         data: a folder of .jsonl files; None: items of public tasks come from the hub.
-        text: of the embedded suite, as of `gossamer.app.zeroshot.subject.held_out`.
+        text, column: of the embedded suite, as of `gossamer.app.zeroshot.subject.held_out`.
         limit: items of a task at most; None: all there are, and of the embedded suite `embedded.ITEMS`.
         seed: of the embedded suite.
     """
@@ -53,13 +53,14 @@ class Request:
     limit: int | None = None
     seed: int = 0
     batch: int = harness.BATCH
+    column: str | None = None
 
 
 def names_of(ask: Request) -> list[str]:
     """The tasks of a request, in order.
 
     Raises:
-        BadInput: an unknown name, a task of which the folder has no file, or text that no task asks about.
+        BadInput: an unknown name, a task of which the folder has no file, text that no task asks about, or a column of none.
     """
     files = sources.found_in(ask.data) if ask.data else {}
     wanted = [name for given in ask.tasks for name in (EMBEDDED if given == SUITE else [given])] or [*EMBEDDED, *files]
@@ -76,6 +77,8 @@ def names_of(ask: Request) -> list[str]:
             )
     if ask.text is not None and not EMBEDDED.keys() & set(wanted):
         raise BadInput(f"--text {ask.text}: it is for {' and '.join(EMBEDDED)}, and neither is asked: leave it out, or add one to --tasks")
+    if ask.column is not None and ask.text is None:
+        raise BadInput(f"--column {ask.column} is of the text that --text names, and none is named: give it too, or leave --column out")
     return list(dict.fromkeys(wanted))
 
 
@@ -88,7 +91,7 @@ def items_of(ask: Request, names: Sequence[str], about: Subject) -> dict[str, tu
     found = {}
     for name in names:
         if name in EMBEDDED:
-            documents = list(subject.held_out(about, ask.text)) if documents is None else documents
+            documents = list(subject.held_out(about, ask.text, ask.column)) if documents is None else documents
             made = embedded.make(name, documents, ask.seed, ask.limit or embedded.ITEMS)
             found[name] = made, f"{f'text of {ask.text}' if ask.text else subject.HELD_OUT}, seed {ask.seed}"
         elif name in files:

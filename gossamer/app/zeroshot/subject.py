@@ -16,9 +16,9 @@ from gossamer.app.config import load as read_config
 from gossamer.app.early import check_model_folder, unknown_text
 from gossamer.app.folder import RunFolder
 from gossamer.app.job import resolve
+from gossamer.app.zeroshot import texts
 from gossamer.core.errors import BadInput, RunFailed
 from gossamer.core.tree import sha256
-from gossamer.train import corpus as text
 from gossamer.train.compute import device_named
 from gossamer.train.model import longest_sequence
 from gossamer.train.pretrained import quiet
@@ -85,18 +85,19 @@ def _pretrained(folder: Path) -> tuple[nn.Module, Any]:
         ) from error
 
 
-def held_out(subject: Subject, source: str | None) -> Iterator[str]:
+def held_out(subject: Subject, source: str | None, column: str | None = None) -> Iterator[str]:
     """Documents for the embedded suite.
 
     Args:
         source: "stdlib", a folder or a file, of which the part is taken that a run on it would hold out; None: the held-out part of the
             run's own data.
+        column: of `source`, as of `gossamer.app.zeroshot.texts.held_out`.
 
     Raises:
         BadInput: no such text; or it is not the run's any more; or the subject is no run and no text is named.
     """
     if source is not None:
-        return text.documents(text.find(source).valid)
+        return iter(texts.held_out(source, column))
     if subject.run is None:
         raise unknown_text(subject.folder)
     job = resolve(read_config([subject.folder / "config.toml"]))
