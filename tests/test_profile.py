@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import tomllib
 from dataclasses import replace
@@ -15,10 +16,11 @@ import small_runs
 from hypothesis import given
 from hypothesis import strategies as st
 from net_toys import in_threads
+from rich.console import Console
 
 from gossamer.app import fleets
 from gossamer.app.planning import memory, profile
-from gossamer.app.planning.measure import Measured, Point, _doubling, _expected_gb
+from gossamer.app.planning.measure import UNEVEN, Measured, Point, _doubling, _expected_gb, _knee_passed, _still_rising, spread_of
 from gossamer.cli import main
 from gossamer.core.errors import BadInput
 from gossamer.core.fleet import Gpu, Site
@@ -130,6 +132,39 @@ def test_batches_double_until_tokens_a_second_stop_rising() -> None:
     assert batches(lambda batch: batch, 128) == [2**k for k in range(10)]  # 65,536 tokens
     assert batches(lambda batch: min(batch, 4), 128) == [1, 2, 4, 8, 16]  # two doublings without gain
     assert batches(lambda batch: 1, 2**20) == [1, 2]
+
+
+def of_rates(*rates: float) -> tuple[Point, ...]:
+    return tuple(Point(2**k, 2**k, 2**k / rate, 1.0) for k, rate in enumerate(rates))
+
+
+@given(st.lists(st.floats(1.0, 100.0), min_size=3, max_size=8))
+def test_tokens_a_second_have_not_stopped_rising_and_still_risen(rates: list[float]) -> None:
+    points = of_rates(*rates)
+    assert not (_knee_passed(points) and _still_rising(points))
+
+
+def test_what_still_rises_is_beyond_all_before() -> None:
+    assert _still_rising(of_rates(10.0, 20.0))
+    assert not _still_rising(of_rates(10.0, 20.0, 15.0, 20.0))  # a dip between
+    assert not _still_rising(of_rates(10.0))
+
+
+def test_measurements_that_something_disturbed_are_pointed_out() -> None:
+    assert Measured(of_rates(10.0, 5.0, 11.0, 10.5), None, "").disturbed == (2,)  # a dip
+    assert Measured(of_rates(10.0, 20.0, 19.5, 21.0, 12.0), None, "").disturbed == ()  # what is past the knee may fall
+    uneven = [0.1, 0.1, 0.2, 0.3, 0.3]
+    assert spread_of(uneven) > UNEVEN > spread_of([0.1] * 9 + [9.0])  # one slow step is no matter to a median
+    one = replace(
+        worker("a"), measured=Measured((replace(of_rates(10.0)[0], spread=spread_of(uneven)), *of_rates(1.0, 20.0)[1:]), None, "x")
+    )
+    assert profile.WorkerProfile.of_json(profile.json.dumps(profile.asdict(one)).encode()) == one
+    shown = io.StringIO()
+    profile.show(Console(file=shown, width=200), [one], [])
+    assert shown.getvalue().count("disturbed") == 2 and "Measure again" in shown.getvalue()
+    shown.truncate(0)
+    profile.show(Console(file=shown, width=200), [worker("a")], [])
+    assert "disturbed" not in shown.getvalue()
 
 
 def test_the_next_batch_is_foreseen_by_the_last_two() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import median, quantiles
 from typing import Any, cast
 
 import torch
@@ -25,6 +25,8 @@ MOST_TOKENS = 65_536
 """Of a step, where batches double by themselves."""
 GAIN = 0.05
 """Tokens a second rise by less than this share at two doublings in a row: the knee is passed."""
+UNEVEN = 0.25
+"""Share of the median by which the quartiles of a batch size's step times may lie apart: beyond it something else had the machine."""
 WARM_UP = 2
 _LEAST_S, _MOST_STEPS = 0.25, 50
 """Steps are timed for so long at least, unless there are so many."""
@@ -40,6 +42,8 @@ class Point:
     """Median."""
     memory_gb: float
     """Peak."""
+    spread: float = 0.0
+    """How far the quartiles of the step times lie apart, as a share of the median."""
 
     @property
     def rate(self) -> float:
@@ -63,6 +67,14 @@ class Measured:
         """The smallest batch with at least 1 - GAIN of the best tokens a second."""
         best = max(p.rate for p in self.points)
         return next(p.batch for p in self.points if p.rate >= (1 - GAIN) * best)
+
+    @property
+    def disturbed(self) -> tuple[int, ...]:
+        """Batches whose time is in doubt: its steps were uneven (UNEVEN), or fewer tokens a second than at the batch before and the one
+        after, by more than GAIN of either."""
+        rates = [p.rate for p in self.points]
+        dips = {k for k in range(1, len(rates) - 1) if rates[k] < (1 - GAIN) * min(rates[k - 1], rates[k + 1])}
+        return tuple(p.batch for k, p in enumerate(self.points) if k in dips or p.spread > UNEVEN)
 
     @property
     def memory_gb(self) -> tuple[tuple[int, float], ...]:
@@ -114,12 +126,12 @@ def measure(
             break
         if not points:
             settled_gb = meter.used_gb()
-        points.append(Point(batch, batch * sequence, *taken))
+        points.append(Point(batch, batch * sequence, *taken, spread=meter.spread))
         say(points[-1])
     if not ended:
         passed = "tokens a second stopped rising" if _knee_passed(points) else f"a step has {MOST_TOKENS:,} tokens at most"
         ended = "no larger one was asked for" if batches else passed
-    if len(points) > 1 and points[-1].rate > (1 + GAIN) * points[-2].rate:
+    if _still_rising(points):
         ended += " (tokens a second still rose)"
     return Measured(tuple(points), meter.half(points[0]) if len(points) == 1 else None, ended)
 
@@ -144,6 +156,11 @@ def _knee_passed(points: Sequence[Point]) -> bool:
     return len(best) > 2 and best[-2] < (1 + GAIN) * best[-3] and best[-1] < (1 + GAIN) * best[-2]
 
 
+def _still_rising(points: Sequence[Point]) -> bool:
+    """Beyond all before, not beyond a dip alone: where the knee is passed they do not."""
+    return len(points) > 1 and points[-1].rate > (1 + GAIN) * max(p.rate for p in points[:-1])
+
+
 def _expected_gb(points: Sequence[Point], settled_gb: float, tokens: int) -> float:
     """What a step of `tokens` will take: by the line through the last two points; the first is what is used between steps."""
     if not points:
@@ -158,6 +175,8 @@ class _Meter:
 
     def __init__(self, job: Job, worker: int, body: TrainBody) -> None:
         self.job, self.worker, self.body = job, worker, body
+        self.spread = 0.0
+        """Of the last measurement: `Point.spread`."""
         self._here = body.device.type == "cuda" or memory.can_reset()
 
     def used_gb(self) -> float:
@@ -179,6 +198,7 @@ class _Meter:
             if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error) and "enough memory" not in str(error):
                 raise
             return None
+        self.spread = spread_of(times_s)
         if self._here:
             return median(times_s), memory.peak_gb(self.body.device)
         return median(times_s), memory.peak_in_child_gb(_steps_alone, self.job.config, self.worker, batch, sequence)
@@ -201,6 +221,18 @@ class _Meter:
         begin_s = time.monotonic()
         self.body.compute(Work(steps=1, batch=batch, tokens0=0.0, tokens_per_step=0.0))  # it ends when the device has ended
         return time.monotonic() - begin_s
+
+
+def spread_of(times_s: Sequence[float]) -> float:
+    """How far the quartiles lie apart, as a share of the median; 0 of fewer than four times, which say nothing of it.
+
+    >>> spread_of([1.0, 1.0, 1.0, 1.0, 5.0]), spread_of([1.0, 3.0])
+    (0.0, 0.0)
+    """
+    if len(times_s) < 4:
+        return 0.0
+    low, middle, high = quantiles(times_s, n=4, method="inclusive")
+    return (high - low) / middle
 
 
 def _steps_alone(config: Config, worker: int, batch: int, sequence: int) -> None:

@@ -309,8 +309,8 @@ def show(console: Console, workers: Sequence[WorkerProfile], links: Sequence[Lin
     table = _table("Inner steps", "worker", ("batch", "tokens", "step\ns", "tokens/s", "memory\nGB", ""))
     for w in workers[:_SHOWN_WORKERS]:
         for p in w.measured.points:
-            mark = "knee" if p.batch == w.measured.knee else ""
-            table.add_row(w.name, str(p.batch), f"{p.tokens:,}", f"{p.step_s:.4g}", count(p.rate), f"{p.memory_gb:.3g}", mark)
+            marks = ["knee"] * (p.batch == w.measured.knee) + ["disturbed"] * (p.batch in w.measured.disturbed)
+            table.add_row(w.name, str(p.batch), f"{p.tokens:,}", f"{p.step_s:.4g}", count(p.rate), f"{p.memory_gb:.3g}", ", ".join(marks))
     console.print(table)
     if len(workers) > _SHOWN_WORKERS:
         console.print(f"... and {len(workers) - _SHOWN_WORKERS} more workers, in the file")
@@ -319,6 +319,11 @@ def show(console: Console, workers: Sequence[WorkerProfile], links: Sequence[Lin
     )
     for w in workers[:_SHOWN_WORKERS]:
         console.print(f"{w.name}: no larger batch, since {w.measured.ended}", markup=False)
+    if any(w.measured.disturbed for w in workers):
+        console.print(
+            "disturbed: step times that differ much, or fewer tokens/s than at the batches before and after: something else had the "
+            "machine. Measure again when it has nothing else to do"
+        )
     if not links:
         return
     names = [w.name for w in workers]
