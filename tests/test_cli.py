@@ -126,6 +126,7 @@ class CtrlC:
 
 Path("begun").mkdir()
 Path("begun/config.toml").write_text("")
+Path("mistyped.toml").write_text("method.nam = 'gasloc'")
 Path("begun/facts.json").write_text('{"world": "net"}')
 codes = [main(arguments) for arguments in json.loads(sys.argv[1])]
 print("torch" in sys.modules, "transformers" in sys.modules)
@@ -146,6 +147,11 @@ REFUSED = [
      "--set fleet.name=uniform\n"),
     (["train"], "start them here with --workers 4"),
     (["simulate", "--set", "plan.stps=1"], "did you mean plan.steps?"),
+    (["simulate", "--set", "method.nam=diloco"], "unknown key method.nam: geomesh has no such option; did you mean method.name?"),
+    (["plan", "--set", "method.topolgy=ring", "--set", "method.name=gasloc"], "did you mean topology?"),
+    (["simulate", "--timing-only", "--set", "method.zebra=1", "--set", "method.name=noloco"],
+     "its options are outer_lr, outer_momentum, force"),
+    (["compare", "mistyped.toml", "--out", "x"], "unknown key method.nam:"),
     (["simulate", "--set", "data.source=./nowhere"], "the corpus './nowhere' does not exist"),
     (["simulate", "--out", "begun"], "the run folder begun exists and is not empty"),
     (["compare", "nowhere.toml", "--out", "x"], "there is no file nowhere.toml"),

@@ -18,6 +18,7 @@ from gossamer.app.options import check_options, find_recipe, known_options
 from gossamer.app.planning.planned import planned
 from gossamer.app.settings import METHODS
 from gossamer.app.settings.base import Section
+from gossamer.app.settings.options import OPTIONS
 from gossamer.app.summary import summarise
 from gossamer.core.errors import BadInput
 from gossamer.core.inner import INNERS
@@ -39,6 +40,7 @@ def sections() -> dict[str, type[Section]]:
 
 def test_names_in_the_settings_are_the_names_in_the_library() -> None:
     assert set(METHODS) == set(REGISTRY)
+    assert {name: list(options) for name, options in OPTIONS.items()} == {name: list(known_options(REGISTRY[name])) for name in REGISTRY}
     inner = sections()["inner"].model_fields["name"].annotation
     schedule = sections()["schedule"].model_fields["name"].annotation
     assert set(inner.__args__) == {"", *INNERS}  # type: ignore[union-attr]
@@ -237,6 +239,7 @@ def test_options_take_the_types_of_the_recipe() -> None:
     "option, message",
     [
         ({"alfa": 1}, r"unknown key method\.alfa: recipe has no such option; did you mean alpha\?"),
+        ({"nam": "x"}, r"unknown key method\.nam: recipe has no such option; did you mean method\.name\?"),
         ({"zebra": 1}, r"unknown key method\.zebra: .* its options are alpha, count, flag, form, betas, block"),
         ({"setting": 1}, r"unknown key method\.setting"),
         ({"thing": 1}, r"unknown key method\.thing"),

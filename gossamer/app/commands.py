@@ -30,7 +30,7 @@ def simulate(
     if timing_only:
         if resume or out:
             raise BadInput("--timing-only trains nothing and keeps no run folder: leave --out and --resume out")
-        _time_only(load(configs, sets))
+        _time_only(early.named_right(load(configs, sets)))
         return
     if resume:
         run = early.run_to_resume(resume, configs, "simulate", "sim")
@@ -103,7 +103,7 @@ def trace(run: Path, *, to: Path) -> None:
 
 def plan(configs: Sequence[Path], sets: Sequence[str], topologies: Sequence[str] = ()) -> None:
     """`gossamer plan`; with `topologies`, the graphs of these names alone."""
-    config = load(configs, sets)
+    config = early.named_right(load(configs, sets))
     with loading():
         from gossamer.app.job import resolve
         from gossamer.app.planning import graphs
@@ -119,7 +119,7 @@ def plan(configs: Sequence[Path], sets: Sequence[str], topologies: Sequence[str]
 def compare(configs: Sequence[Path], sets: Sequence[str], *, base: Path | None, jobs: int, out: Path) -> None:
     """`gossamer compare`."""
     shared = [base] if base else []
-    read = [load([*shared, config], sets) for config in configs]
+    read = [early.named_right(load([*shared, config], sets)) for config in configs]
     with loading():
         from gossamer.app.grids import compare as app
         from gossamer.app.job import resolve
@@ -283,6 +283,7 @@ def profile(
     """`gossamer profile`."""
     if early.is_worker() and workers is not None:
         raise BadInput(f"--workers {workers} starts processes of its own, and this is one of a started run already: leave it out")
+    early.named_right(load(configs, sets))
     with loading(lambda: "nothing was written"):
         from gossamer.app.planning import profile as app
     ask = app.request(configs, sets, workers or 1, batches=batches, steps=steps, memory_limit_gb=memory_limit_gb, out=out)

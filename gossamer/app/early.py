@@ -13,6 +13,7 @@ from gossamer.app import corpora, fleets
 from gossamer.app.config import load, override
 from gossamer.app.folder import RunFolder, check_new, no_checkpoint
 from gossamer.app.settings import Config
+from gossamer.app.settings.options import check_named
 from gossamer.app.tracking.sinks import check_loggers
 from gossamer.core.errors import BadInput, RunFailed, Stopped
 
@@ -47,11 +48,21 @@ def settings(configs: Sequence[Path], sets: Sequence[str]) -> Config:
     """The configuration, when the libraries are there that it names, and the text where that is named by its path.
 
     Raises:
-        BadInput: something is not there, or as of `gossamer.app.config.load`.
+        BadInput: something is not there, or as of `named_right` and `gossamer.app.config.load`.
     """
-    config = load(configs, sets)
+    config = named_right(load(configs, sets))
     check_loggers(config.log)
     corpora.check_there(config.data)
+    return config
+
+
+def named_right(config: Config) -> Config:
+    """The configuration, when the options of its method are some.
+
+    Raises:
+        BadInput: as of `gossamer.app.settings.options.check_named`.
+    """
+    check_named(config.method.name, config.method.options)
     return config
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from gossamer.app.settings.options import unknown_option
 from gossamer.app.wording import describe, nearest, show
 from gossamer.core.errors import BadInput
 
@@ -103,12 +104,7 @@ def check_options(recipe: Callable[..., Any], options: Mapping[str, Any], reserv
     checked: dict[str, Any] = {}
     for name, value in options.items():
         if name not in known:
-            near = nearest(name, known)
-            listed = f"; its options are {', '.join(known)}" if known else "; it has no options"
-            elsewhere = f"; {name} is set by another section of the configuration" if name in reserved else ""
-            raise BadInput(
-                f"unknown key method.{name}: {title} has no such option{elsewhere or (f'; did you mean {near}?' if near else listed)}"
-            )
+            raise unknown_option(name, title, known, reserved)
         fits, checked[name] = _convert(known[name], value)
         if not fits:
             hint = nearest(value, _choices(known[name])) if isinstance(value, str) else None
