@@ -19,6 +19,7 @@ from gossamer.report.links import links, links_of
 from gossamer.report.read import Run
 from gossamer.report.reality import lines, table
 from gossamer.report.rounds import MOST_COLUMNS, cells_of, columns, time_by_round
+from gossamer.report.spent import drawn, timeline
 from gossamer.report.style import PALETTE, channels, luminance, on
 from gossamer.report.timeline import fitting, zoomable
 from gossamer.report.waits import matrix, waits
@@ -105,6 +106,20 @@ def test_a_timeline_has_all_spans_or_those_of_the_first_rounds(run: Run) -> None
     of_two = sum(s.round < 2 for s in spans)
     assert [fitting(spans, most) for most in (1, of_two - 1, of_two, len(spans))] == [0, 0, 1, 5]
     assert json.loads((zoomable(run, of_two) or chart).data)["note"].startswith("Rounds up to 1 of 5")
+
+
+def test_what_comes_after_the_last_round_is_of_the_last_round(run: Run) -> None:
+    """A run of six rounds has no seventh, though its last exchanges may land after its end."""
+    six = replace(run, spans=tuple(replace(s, round=s.round + 2) for s in run.spans))
+    assert max(s.round for s in six.spans) == 7
+    for told in (six, replace(six, planned=None, summary={**run.summary, "rounds": 6})):
+        chart = zoomable(told)
+        assert chart is not None and [number for number, _ in json.loads(chart.data)["rounds"]] == [2, 3, 4, 5, 6]
+        assert json.loads((zoomable(told, 1) or chart).data)["note"].startswith("Rounds up to 2 of 6")
+    one = timeline(replace(run, planned=None, summary={**run.summary, "rounds": 1}))
+    assert one is not None and one.caption.startswith("Rounds 0 to 1,")
+    goes_on = replace(six, planned=None, finished=False)  # how many there will be is not known
+    assert max(s.round for s in drawn(goes_on)) == 7
 
 
 def test_colours_are_readable_on_a_dark_page() -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 
 from matplotlib.axes import Axes
 
 from gossamer.report.curves import styles
 from gossamer.report.read import Run
-from gossamer.report.records import KINDS, Close, Round
+from gossamer.report.records import KINDS, Close, Round, Span
 from gossamer.report.style import (
     KIND_COLORS,
     PALETTE,
@@ -135,9 +136,16 @@ def time_by_run(runs: Sequence[Run]) -> Chart | None:
     return Chart("time-by-run", "Where the time went", "Mean over the workers of each run. In the bars: the share of compute.", alt, svg)
 
 
+def drawn(run: Run) -> list[Span]:
+    """The stretches of time that timelines show. What comes after the last round, such as an exchange that lands then, counts with it."""
+    spans = [s for s in run.spans if s.kind in KIND_COLORS and s.end_s > s.start_s]
+    rounds = run.planned.rounds if run.planned else int(run.summary["rounds"]) if run.finished else None
+    return spans if rounds is None else [s if s.round <= rounds else replace(s, round=rounds) for s in spans]
+
+
 def timeline(run: Run, rounds: int = 3) -> Chart | None:
     """The first rounds, worker by worker; None without spans. Sends overlap other work, so they are drawn below it."""
-    spans = [s for s in run.spans if s.kind in KIND_COLORS and s.end_s > s.start_s]
+    spans = drawn(run)
     if not spans:
         return None
     ids = sorted({s.worker for s in spans})

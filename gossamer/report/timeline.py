@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from gossamer.report.read import Run
 from gossamer.report.records import KINDS, Span
-from gossamer.report.spent import timeline
+from gossamer.report.spent import drawn, timeline
 from gossamer.report.style import KIND_COLORS, Chart
 from gossamer.report.words import KIND_NAMES, worker_name, worker_names
 
@@ -24,7 +24,7 @@ def zoomable(run: Run, most: int = MOST_SPANS) -> Chart | None:
     still = timeline(run)
     if still is None:
         return None
-    spans = [s for s in run.spans if s.kind in KIND_COLORS and s.end_s > s.start_s]
+    spans = drawn(run)
     ids = sorted({s.worker for s in spans})[:MOST_WORKERS]
     spans = [s for s in spans if s.worker in ids]
     last = fitting(spans, most)
