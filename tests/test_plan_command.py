@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -146,6 +147,27 @@ def test_a_batch_that_does_not_fit_is_told() -> None:
     text = printed(job(*CHARGED, "method.name=diloco"))
     assert "B does not fit, so take it in parts" in next(line for line in text.splitlines() if "memory, L40S 48GB" in line)
     assert "does not fit" not in next(line for line in text.splitlines() if "memory, H100 80GB" in line)
+
+
+def test_memory_of_one_gpu_that_is_not_alike_has_names(tmp_path: Path) -> None:
+    site = '[[sites]]\nname = "{}"\nregion = "a"\ngpu = "A100 80GB"\nup_mbps = 100\ndown_mbps = 100\nmemory_gb = [[128, {}], [256, {}]]\n'
+    here = tmp_path / "alike.toml"
+    link = '[[links]]\nbetween = ["a", "a"]\nrate_mbps = 100\nrtt_ms = 1\n'
+    sites = [site.format(name, gb, gb + 0.001) for name, gb in (("a", 0.4), ("b", 0.4), ("c", 0.5))]
+    here.write_text('name = "alike"\n' + link + "".join(sites))
+    lines = [line for line in printed(job(f"fleet.name={here}", "plan.name=uniform")).splitlines() if line.startswith("memory, ")]
+    names = [line.partition(": ")[0] for line in lines]
+    assert names == ["memory, A100 80GB, a with B = 8, b with B = 8", "memory, A100 80GB, c with B = 8"]
+    assert all(re.search(r"room for B = \d{2},\d{3} with", line) for line in lines), lines
+
+
+def test_few_bytes_are_not_none(tmp_path: Path) -> None:
+    """An adapter of rank 1 sends some hundred bytes of signs."""
+    shape = '{model_type = "llama", hidden_size = 32, intermediate_size = 64, num_hidden_layers = 1, num_attention_heads = 2}'
+    text = printed(job(f"model.config={shape}", "model.adapter={rank = 1}", "method.name=geomesh"))
+    assert "0.0 MB" not in text and "0.00 MB" not in text
+    sent = [line.split()[-2] for line in text.splitlines() if re.match(r" *[0-3]  ", line)]
+    assert len(sent) == 4 and all(0 < float(mb) < 0.01 for mb in sent), sent
 
 
 def test_a_model_that_does_not_fit_at_all_is_told_without_useless_advice(tmp_path: Path) -> None:

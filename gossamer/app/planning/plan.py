@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -28,6 +29,7 @@ from gossamer.core.wires import Net
 from gossamer.worker.packet import HEADER_BYTES
 
 _SHOWN = 24
+_NAMED = 3
 _ROUNDS, _MESSAGES = 16, 20_000
 """Rounds that are simulated beside the formula, and up to how many messages they are."""
 
@@ -84,6 +86,16 @@ def _s(seconds: float) -> str:
     return f"{seconds:.2f}" if seconds >= 1 or not seconds else f"{seconds:.3g}"
 
 
+def _mb(n_bytes: float, digits: int = 1) -> str:
+    """Megabytes, with more digits where there are few.
+
+    >>> _mb(24_500_000), _mb(24_512_345, 2), _mb(2_304), _mb(0)
+    ('24.5', '24.51', '0.0023', '0.0')
+    """
+    mb = n_bytes / 1e6
+    return f"{mb:.{digits}f}" if mb >= 0.1 or not mb else f"{mb:.2g}"
+
+
 def _charged(job: Job) -> str:
     return f"  (clock, bytes and memory charged as {job.charged_as})" if job.charged_as else ""
 
@@ -100,7 +112,7 @@ def _workers(job: Job, seen: Forecast) -> Table:
         table.add_row(
             str(i), site.name, site.gpu.name, str(plan.steps[i]), str(plan.batch[i]), f"{plan.tokens(i):,}", _s(seen.compute_s[i]),
             _s(seen.exchange_s[i]) if seen.exchange_s else "-", _s(seen.straggler_s[i]), _s(seen.network_s[i]),
-            f"{seen.sent_bytes[i] / 1e6:.1f}", f"{100 * seen.compute_s[i] / seen.wall_s[i]:.1f}",
+            _mb(seen.sent_bytes[i]), f"{100 * seen.compute_s[i] / seen.wall_s[i]:.1f}",
         )  # fmt: skip
     return table
 
@@ -114,8 +126,8 @@ def _run_lines(job: Job, seen: Forecast) -> Iterator[str]:
     frozen = f" are trained and travel, {count(n)} are not" if (n := job.outline.frozen[0]) else ""
     sent = method.exchange.sent_bytes(method.wire, job.layout, method.heard_by, job.n, HEADER_BYTES)
     yield (
-        f"model: {count(parameters)} parameters{frozen}; a worker sends {sent / 1e6:.2f} MB a round ({sent / (4 * parameters):.3f} x fp32)"
-        + (f", charged as {sent * job.bytes_charge / 1e6:.1f} MB" if job.charged_as else "")
+        f"model: {count(parameters)} parameters{frozen}; a worker sends {_mb(sent, 2)} MB a round ({sent / (4 * parameters):.3f} x fp32)"
+        + (f", charged as {_mb(sent * job.bytes_charge)} MB" if job.charged_as else "")
         + (f", in the mean; the hub is worker {method.exchange.at}" if isinstance(method.exchange, Hub) else "")
     )
     yield (
@@ -162,13 +174,13 @@ def _memory_lines(job: Job) -> Iterator[str]:
     p, charged = job.config.plan, job.charged
     memory = charged.footprint(job.method)
     kinds = {(job.fleet.site(i), b): None for i, b in enumerate(job.method.plan.batch)}
-    said: dict[str, None] = {}
+    said: dict[tuple[str, str], list[str]] = {}  # (GPU, what of it) -> whose
     for site, batch in kinds:
         fits = memory.batch_max(site, charged.sequence, p.headroom)
         known = "measured" if site.memory_gb else "estimated"
-        text = f"memory, {site.gpu.name}: {memory.step_gb(site, batch * charged.sequence):.2f} of {site.limit_gb:g} GB ({known})"
+        text = f"{memory.step_gb(site, batch * charged.sequence):.2f} of {site.limit_gb:g} GB ({known})"
         if fits is not None:
-            text += f", at most B = {fits} with {100 * p.headroom:g} % kept free"
+            text += f", room for B = {fits:,} with {100 * p.headroom:g} % kept free"
             cut = micro_batch(job.config, site, batch)
             if not fits:
                 text += ": not even one sequence fits, so take shorter ones, or a smaller model"
@@ -176,9 +188,12 @@ def _memory_lines(job: Job) -> Iterator[str]:
                 text += ": B does not fit, so take it in parts (plan.micro_batch), or lower plan.batch"
             elif fits < batch:
                 text += f": B does not fit, so {cut} at a time"
-        said[text] = None
-    shown = list(said)[:_SHOWN]
-    yield from shown
+        said.setdefault((site.gpu.name, text), []).append(f"{site.name} with B = {batch}")
+    alike = Counter(gpu for gpu, _ in said)
+    shown = list(said.items())[:_SHOWN]
+    for (gpu, text), whose in shown:
+        named = ", ".join([gpu, *whose[:_NAMED]]) + (f" and {len(whose) - _NAMED} more" if len(whose) > _NAMED else "")
+        yield f"memory, {named if alike[gpu] > 1 else gpu}: {text}"
     if len(said) > len(shown):
         yield f"... and {len(said) - len(shown)} more kinds"
 
@@ -205,15 +220,15 @@ def _outer_line(job: Job) -> str:
     """The bytes of outer state, what they are, and where."""
     names, layout = outer_names(job.method), job.charged.layout
     one = 4 * numel(layout)
-    said = f"outer state per worker, beside the model: {len(names) * one / 1e6:.1f} MB"
+    said = f"outer state per worker, beside the model: {_mb(len(names) * one)} MB"
     if len(names) > 1:
-        said += f", {one / 1e6:.1f} MB each"
+        said += f", {_mb(one)} MB each"
     said += f": {', '.join(names)}" + (" of the model that is charged" if job.charged_as else "")
     if (feedback := job.method.feedback) is not None and feedback.at_mean:
-        said += f"; the errors of one slice, {one / job.n / 1e6:.1f} MB"
+        said += f"; the errors of one slice, {_mb(one / job.n)} MB"
     if job.config.run.offload:
         passing = sum(part.size * part.dtype.itemsize for part in layout)
-        return f"{said}; in the host's memory, and {passing / 1e6:.1f} MB there, pinned, through which the parameters pass"
+        return f"{said}; in the host's memory, and {_mb(passing)} MB there, pinned, through which the parameters pass"
     if job.config.run.device == "cpu":
         return f"{said}; in the host's memory, where the model is"
     return f"{said}; in the GPU's memory where there is one (run.offload = true: in the host's)"
@@ -230,7 +245,7 @@ def _methods(job: Job, rows: Sequence[Row]) -> Table:
         f = r.forecast
         table.add_row(
             r.label, r.plan, duration(r.time_s), f"{100 * f.utilisation:.1f}", f"{100 * f.straggler:.1f}", f"{100 * f.network:.1f}",
-            f"{sum(f.sent_bytes) / len(f.sent_bytes) / 1e6:.1f}", *([f"{r.cost:,.2f}"] if r.cost is not None else []),
+            _mb(sum(f.sent_bytes) / len(f.sent_bytes)), *([f"{r.cost:,.2f}"] if r.cost is not None else []),
         )  # fmt: skip
     return table
 
