@@ -131,7 +131,10 @@ def compare(
         str | None, typer.Option("--shard", metavar="K/N", help="Run the K-th of N parts of a grid.", show_default=False)
     ] = None,
     cells: Annotated[
-        Path | None, typer.Option("--cells", metavar="DIR", help="Where a grid's finished runs are kept.", show_default=False)
+        Path | None,
+        typer.Option(
+            "--cells", metavar="DIR", help="Where a grid's finished runs are kept. Left out: cells under --out.", show_default=False
+        ),
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the run folders of a grid.")] = False,
     engine: Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from collections.abc import Callable, Sequence
@@ -10,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from small_runs import corpus, settings
 
 from gossamer.app import simulate as world
 from gossamer.app.config import Config, _leaves, dump, load, override
-from gossamer.app.grids import pool
+from gossamer.app.grids import grid, pool
 from gossamer.app.grids.cell import Cell, _content, cell_hash, non_default, read_cell
 from gossamer.app.grids.cells import run_cells
 from gossamer.app.grids.grid import Axis, Row, as_json, as_lines, axis, notes, rows_of, shard_of
@@ -112,6 +114,24 @@ def test_a_fleet_counts_by_what_it_is(text: Path, tmp_path: Path) -> None:
 
     New.__name__ = "Old"  # the next release's
     assert _content((Old("a", 2.0), Old("b"))) == _content((New("a", 2.0), New("b"))) != _content((New("a", 2.0), New("b", added=(1,))))
+
+
+def test_a_grid_keeps_its_cells_beside_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not among those of the published tables, where these are."""
+    (tmp_path / "bench" / "results" / "cells").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    asked = []
+
+    def none(configs: Sequence[Config], *, cells: Path, **_: Any) -> list[Cell]:
+        asked.append(cells)
+        return [Cell(config, "0" * 16) for config in configs]
+
+    monkeypatch.setattr(grid, "run_cells", none)
+    rows, console = [Row("a", (), (load(),))], Console(file=io.StringIO())
+    for cells in (None, Path("elsewhere")):
+        grid.run_grid(rows, [], Path("out"), cells=cells, shard=(0, 1), jobs=1, keep=False, console=console)
+    assert asked == [Path("out/cells"), Path("elsewhere")]
+    assert json.loads(Path("out/grid.json").read_text())["cells"] == "elsewhere"
 
 
 def test_another_default_of_a_recipe_is_another_run(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,8 +34,6 @@ from gossamer.report.words import charged_as, clock, fixed, percent
 from gossamer.report.write import write_whole
 from gossamer.train.evaluate import perplexity
 
-DEFAULT_CELLS = Path("bench/results/cells")
-"""Where cells are kept when this folder is there, and no other is named."""
 MAX_CELLS = 10_000
 _KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 _CLOSING = {"[": "]", "{": "}", "(": ")"}
@@ -191,13 +189,16 @@ def run_grid(
 ) -> None:
     """Runs what is missing, prints the table and writes `out`/grid.json and `out`/index.html.
 
+    Args:
+        cells: where finished runs are kept; None: `cells` in `out`.
+
     Raises:
         BadInput, Stopped: as `run_cells`.
         RunFailed: some cells have failed; their reasons are listed.
     """
     if out.exists() and not out.is_dir():
         raise BadInput(f"--out {out} is a file: choose a folder")
-    folder = cells or (DEFAULT_CELLS if DEFAULT_CELLS.is_dir() else out / "cells")
+    folder = cells or out / "cells"
     configs = [config for row in rows for config in row.configs]
     work = out / "runs"
     found = iter(run_cells(configs, cells=folder, work=work, processes=jobs, console=console, shard=shard, keep=keep, engine=engine))
