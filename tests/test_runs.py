@@ -111,6 +111,27 @@ def test_a_simulation_stopped_and_resumed_is_the_uninterrupted_one(method: str, 
     assert [r["round"] for r in folder.read_lines("metrics.jsonl") if r["kind"] == "eval"] == [1, 2, 3, 4, 5]
 
 
+def test_a_simulation_that_is_asked_to_stop_says_so_at_once(text: Path, tmp_path: Path, monkeypatch) -> None:
+    """Before the round is over, which may take minutes, and how to go on."""
+    original, out = SimHooks.boundary, tmp_path / "cut"
+    before: list[str] = []
+
+    def interrupt(self, worker, round, time_s, state, body):
+        if round == 1 and not before:
+            signal.raise_signal(signal.SIGINT)
+            before.append(sys.stderr.getvalue())
+        return original(self, worker, round, time_s, state, body)
+
+    monkeypatch.setattr(SimHooks, "boundary", interrupt)
+    sets = settings(text, method__name="diloco", fleet__name='"uniform-2"', plan__steps=1)
+    code, said = command("simulate", *flags(sets), "--out", str(out))
+    assert code == 130 and "stopped after round 2 of 4" in said
+    answer = before[0].splitlines()[-1]
+    assert answer.startswith("stopping after this round or the next, with a checkpoint; once more ends it at once")
+    assert answer.endswith(f"To go on: gossamer simulate --resume {out}")
+    assert said.count("stopping after this") == 1
+
+
 def test_a_simulation_that_dies_at_any_moment_resumes(text: Path, tmp_path: Path, monkeypatch) -> None:
     """No clean stop: an exception in the middle of a round, some workers past the boundary and some not."""
     sets = settings(text, method__name="gasloc", fleet__name='"straggler-8"', run__rounds=4, checkpoint__every=1)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +140,7 @@ def _simulated(
             ahead=job.config.run.ahead,
         )
         try:
-            with handling(hooks.ask_stop):
+            with handling(partial(_asked_to_stop, hooks, quiet)):
                 result = world.run()
                 hooks.ended()
         finally:
@@ -151,6 +153,18 @@ def _simulated(
         )
     write_result(job, "sim", folder, final, hooks.judge, lean=lean)
     return folder
+
+
+def _asked_to_stop(hooks: SimHooks, quiet: bool, number: int) -> None:
+    """Answers Ctrl-C at once: a round may take minutes."""
+    hooks.ask_stop(number)
+    if not quiet:
+        print(
+            "stopping after this round or the next, with a checkpoint; once more ends it at once. To go on: "
+            f"gossamer simulate --resume {hooks.folder.path}",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _starts_s(job: Job, parts: dict[int, checkpoint.Part]) -> list[float] | None:
