@@ -7,13 +7,14 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gossamer import BadInput, RunFailed, __version__, cli
-from gossamer.app.progress import Progress
+from gossamer.app.progress import Progress, still
 
 COMMANDS = ("train", "simulate", "compare", "plan", "report", "trace", "demo")
 
@@ -202,6 +203,25 @@ def test_speed_and_time_left_count_from_the_start_of_this_process() -> None:
     assert lines(10)[1] == "run: round 1/10, loss 2.000, 1k tokens/s, virtual clock 1 s, 9.0 s left"
     assert len(lines(20, first=18)) == 1 + 1
     assert lines(5, quiet=True) == []
+
+
+def test_what_stands_still_says_so_in_a_log_and_what_is_quick_does_not() -> None:
+    out, slow = io.StringIO(), 0.01
+    with still("begins", every_s=slow, file=out) as now:
+        for text in ("begins", "goes on"):
+            now(text)
+            for _ in range(2000):
+                if text in out.getvalue():
+                    break
+                time.sleep(slow)
+    said = out.getvalue().splitlines()
+    assert said[0].startswith("begins (0.") and said[-1].startswith("goes on (")
+    time.sleep(3 * slow)
+    assert out.getvalue().splitlines() == said, "it is over"
+    out = io.StringIO()
+    with still("quick", file=out), still("not asked", quiet=True, every_s=slow, file=out):
+        time.sleep(3 * slow)
+    assert out.getvalue() == ""
 
 
 def test_a_terminal_gets_one_live_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,6 +75,12 @@ def test_the_configured_method_has_one_row(sets: list[str], label: str) -> None:
     assert len(rows) == len(usual) + (label == "diloco (configured)") and not own.settings and own.forecast == seen
 
 
+def test_what_goes_on_is_told_before_it_is_shown() -> None:
+    told: list[str] = []
+    plan(job("fleet.name=uniform-2"), Console(file=io.StringIO()), told.append)
+    assert told == ["a round is worked out", "the usual other methods are worked out"]
+
+
 def test_the_table_has_the_methods_as_they_would_run() -> None:
     j = job(*CHARGED)
     rows = {r.label: r for r in others(j, Net(j.fleet))}

@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -123,6 +125,14 @@ def test_a_simulation_that_is_asked_to_stop_says_so_at_once(text: Path, tmp_path
         return original(self, worker, round, time_s, state, body)
 
     monkeypatch.setattr(SimHooks, "boundary", interrupt)
+    told: list[str] = []
+
+    @contextmanager
+    def heard(text: str, **_: object) -> Iterator[Callable[[str], None]]:
+        told.append(text)
+        yield told.append
+
+    monkeypatch.setattr("gossamer.app.simulate.still", heard)
     sets = settings(text, method__name="diloco", fleet__name='"uniform-2"', plan__steps=1)
     code, said = command("simulate", *flags(sets), "--out", str(out))
     assert code == 130 and "stopped after round 2 of 4" in said
@@ -130,6 +140,8 @@ def test_a_simulation_that_is_asked_to_stop_says_so_at_once(text: Path, tmp_path
     assert answer.startswith("stopping after this round or the next, with a checkpoint; once more ends it at once")
     assert answer.endswith(f"To go on: gossamer simulate --resume {out}")
     assert said.count("stopping after this") == 1
+    where = "diloco on uniform-2: round"
+    assert told == [f"{where} 1/4", *(f"{where} {r}/4, worker {i} of 2 has computed" for r in (1, 2) for i in (0, 1))]
 
 
 def test_a_simulation_that_dies_at_any_moment_resumes(text: Path, tmp_path: Path, monkeypatch) -> None:

@@ -212,6 +212,13 @@ def test_text_that_has_changed_is_not_held_out_any_more(run: Path, record: dict,
         subject.held_out(about, None)
 
 
+def test_what_goes_on_is_told(run: Path) -> None:
+    told: list[str] = []
+    evaluation.evaluate(subject.load(run), evaluation.Request(("word_order",), limit=20), now=told.append)
+    assert told[:2] == ["the items are made", "the model is asked: 40 texts"]
+    assert told[-1] == "the model is asked: 40 of 40 texts" and len(told) > 3
+
+
 def test_text_is_what_training_reads(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """And of it what a run on it would hold out, whichever loader that has."""
     import pyarrow as pa

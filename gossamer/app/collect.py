@@ -12,7 +12,8 @@ import torch
 
 from gossamer.app.folder import JsonLines, RunFolder, write_atomically
 from gossamer.app.job import Job
-from gossamer.app.simulate import write_result
+from gossamer.app.progress import still
+from gossamer.app.simulate import FINAL, write_result
 from gossamer.core.errors import RunFailed
 from gossamer.core.ranges import rows_of
 from gossamer.core.tree import Tree
@@ -125,7 +126,8 @@ def _conclude(job: Job, group: Group, folder: RunFolder, own: Own, state: State,
     if job.servers and not everybody:
         raise RunFailed("the global server is gone, and with it the model of the run")
     if state.round == job.method.rounds:
-        write_result(job, "net", folder, everybody, own.judge, [i for i in range(job.n) if i in group.board.dead])
+        with still(f"{job.title} on {job.fleet.name}: {FINAL}"):
+            write_result(job, "net", folder, everybody, own.judge, [i for i in range(job.n) if i in group.board.dead])
 
 
 def merge(folder: RunFolder, name: str, told: Iterable[bytes]) -> None:

@@ -13,6 +13,7 @@ from gossamer.app import early
 from gossamer.app.config import Config, load
 from gossamer.app.early import loading
 from gossamer.app.folder import check_new, default_path
+from gossamer.app.progress import still
 from gossamer.core.errors import BadInput
 
 
@@ -104,16 +105,17 @@ def trace(run: Path, *, to: Path) -> None:
 def plan(configs: Sequence[Path], sets: Sequence[str], topologies: Sequence[str] = ()) -> None:
     """`gossamer plan`; with `topologies`, the graphs of these names alone."""
     config = early.named_right(load(configs, sets))
-    with loading():
-        from gossamer.app.job import resolve
-        from gossamer.app.planning import graphs
-        from gossamer.app.planning.plan import plan as print_plan
+    with still("loading") as now:
+        with loading():
+            from gossamer.app.job import resolve
+            from gossamer.app.planning import graphs
+            from gossamer.app.planning.plan import plan as print_plan
 
-        job = resolve(config)
-    if topologies:
-        graphs.show(job, topologies, _console())
-    else:
-        print_plan(job, _console())
+            job = resolve(config)
+        if topologies:
+            graphs.show(job, topologies, _console())
+        else:
+            print_plan(job, _console(), now)
 
 
 def compare(configs: Sequence[Path], sets: Sequence[str], *, base: Path | None, jobs: int, out: Path) -> None:
@@ -183,9 +185,10 @@ def _end(folder: Path) -> None:
 
 def _finish(folder: Path) -> None:
     """The report of one run, and where it is."""
-    from gossamer.report import page
+    with still("the report is made"):
+        from gossamer.report import page
 
-    path = page.write_page([folder], folder / "report.html")
+        path = page.write_page([folder], folder / "report.html")
     _console().print(f"report: {path}")
 
 

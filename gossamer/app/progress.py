@@ -1,4 +1,4 @@
-"""Progress of a run: a live line in a terminal, a plain line now and then elsewhere.
+"""Progress of a run: a live line in a terminal, a plain line now and then elsewhere; and of what has no rounds, such lines alone.
 
 with Progress(total_rounds=20, title="geomesh on azure-4") as progress:
     progress.update(round=1, tokens=122_880, loss=6.1, extra="virtual clock 41 s")
@@ -7,8 +7,11 @@ with Progress(total_rounds=20, title="geomesh on azure-4") as progress:
 from __future__ import annotations
 
 import math
+import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import TextIO
 
@@ -20,6 +23,8 @@ _WIDE = 110
 """Columns of a terminal in which there is room for more than the essentials."""
 _PLAIN_LINES = 10
 """Lines that a run prints where there is no terminal, about."""
+STILL_S = 10.0
+"""Seconds between the lines of `still`."""
 
 
 class Progress:
@@ -120,6 +125,38 @@ class Progress:
 
     def _print(self, text: str) -> None:
         self._console.print(text, markup=False)
+
+
+@contextmanager
+def still(text: str, *, quiet: bool = False, every_s: float = STILL_S, file: TextIO | None = None) -> Iterator[Callable[[str], None]]:
+    """Says now and then what goes on while the block runs, and for how long it has, where there is no terminal: a log that stands still for
+    minutes looks like a program that hangs. What ends sooner than `every_s` says nothing.
+
+    Args:
+        text: what goes on; the function that the block is given changes it.
+        file: standard error by default, since tables go to the other.
+    """
+    out = sys.stderr if file is None else file
+    now, over, begin_s = [text], threading.Event(), time.monotonic()
+
+    def change(text: str) -> None:
+        now[0] = text
+
+    def tell() -> None:
+        while not over.wait(every_s):
+            with suppress(OSError, ValueError):  # nobody reads it any more
+                print(f"{now[0]} ({duration(time.monotonic() - begin_s)})", file=out, flush=True)
+
+    if quiet or out.isatty():
+        yield change
+        return
+    teller = threading.Thread(target=tell, name="still", daemon=True)
+    teller.start()
+    try:
+        yield change
+    finally:
+        over.set()
+        teller.join()
 
 
 def duration(seconds: float) -> str:

@@ -17,7 +17,7 @@ from gossamer.app.job import Job
 from gossamer.app.lock import alone_in
 from gossamer.app.metrics import check_unchanged, evaluation, facts_of
 from gossamer.app.planning.planned import begin
-from gossamer.app.progress import Progress, duration
+from gossamer.app.progress import Progress, duration, still
 from gossamer.app.resuming.absence import absences_of
 from gossamer.app.resuming.rollback import roll_back
 from gossamer.app.summary import consensus_distance, fleet_mean, summarise
@@ -38,6 +38,9 @@ from gossamer.train.data import Corpus
 from gossamer.worker.account import TraceKind
 from gossamer.worker.effects import Body, Go, Stop
 from gossamer.worker.state import State
+
+FINAL = "the final model is evaluated and written"
+"""What goes on after the last round."""
 
 
 def simulate(
@@ -122,10 +125,14 @@ def _simulated(
         job.slowdown, job.method.rounds,
     )  # fmt: skip
     title = f"{job.title} on {job.fleet.name}"
-    with Progress(job.method.rounds, title, quiet=quiet, first_round=round0, first_tokens=max(s.tokens for s in states)) as progress:
-        hooks = SimHooks(job, folder, corpus, network, progress, absences, lean=lean)
+    tokens0 = max(s.tokens for s in states)
+    with (
+        Progress(job.method.rounds, title, quiet=quiet, first_round=round0, first_tokens=tokens0) as progress,
+        still(f"{title}: round {round0 + 1}/{job.method.rounds}", quiet=quiet) as now,
+    ):
+        hooks = SimHooks(job, folder, corpus, network, progress, absences, lean=lean, now=now)
         if round0:
-            hooks.loggers.back_to(round0, max(s.tokens for s in states))
+            hooks.loggers.back_to(round0, tokens0)
         world = Simulation(
             job.programs(states, combine),
             bodies,
@@ -151,7 +158,8 @@ def _simulated(
             f"stopped after round {hooks.stopped_at} of {job.method.rounds}, where a checkpoint was written; "
             f"go on with: gossamer simulate --resume {folder.path}"
         )
-    write_result(job, "sim", folder, final, hooks.judge, lean=lean)
+    with still(f"{title}: {FINAL}", quiet=quiet):
+        write_result(job, "sim", folder, final, hooks.judge, lean=lean)
     return folder
 
 
@@ -228,7 +236,9 @@ class SimHooks:
         absences: Absences,
         *,
         lean: bool = False,
+        now: Callable[[str], None] = lambda text: None,
     ) -> None:
+        self._now, self._title = now, f"{job.title} on {job.fleet.name}"
         self.job, self.folder, self.network, self.progress, self.absences = job, folder, network, progress, absences
         self.judge = job.judge(corpus)
         self.metrics = JsonLines(folder.path / "metrics.jsonl")
@@ -305,6 +315,8 @@ class SimHooks:
         self.loggers.add(record)
 
     def span(self, worker: int, kind: TraceKind, start_s: float, end_s: float, round: int) -> None:
+        if kind == "compute":
+            self._now(f"{self._title}: round {round + 1}/{self.job.method.rounds}, worker {worker} of {self.job.n} has computed")
         if self.trace:
             self.trace.add({"worker": worker, "kind": kind, "start_s": start_s, "end_s": end_s, "round": round + 1})
 

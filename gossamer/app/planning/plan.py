@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from rich import box
@@ -34,11 +34,13 @@ _ROUNDS, _MESSAGES = 16, 20_000
 """Rounds that are simulated beside the formula, and up to how many messages they are."""
 
 
-def plan(job: Job, console: Console) -> None:
-    """`show`, then the usual other methods, and which one would be chosen."""
+def plan(job: Job, console: Console, now: Callable[[str], None] = lambda text: None) -> None:
+    """`show`, then the usual other methods, and which one would be chosen. `now` is told what goes on."""
     net = Net(job.fleet)
+    now("a round is worked out")
     seen = forecast(job, net)
     show(job, console, seen)
+    now("the usual other methods are worked out")
     tokens = job.method.total_tokens
     rows = with_own(others(job, net), row(job, f"{job.title} (configured)", plan_name(job.config), seen, tokens))
     console.print(_methods(job, rows))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from rich.table import Table
 
 from gossamer.app.early import check_model_folder, loading, unknown_text
 from gossamer.app.folder import clean, write_atomically
+from gossamer.app.progress import still
 from gossamer.app.wording import nearest
 from gossamer.app.zeroshot import embedded, harness, sources
 from gossamer.app.zeroshot.harness import Score, against_chance
@@ -111,21 +112,23 @@ def check(ask: Request) -> list[str]:
     return names_of(ask)
 
 
-def evaluate(about: Subject, ask: Request, known: Path | None = None) -> dict[str, Any]:
+def evaluate(about: Subject, ask: Request, known: Path | None = None, now: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
     """The record of an evaluation: `eval.json`.
 
     Args:
         known: an earlier record: the same items are not asked of the same model again.
+        now: told what goes on.
 
     Raises:
         BadInput: as `check`; items cannot be had.
     """
+    now("the items are made")
     items = items_of(ask, check(ask), about)
     record = {"format": FORMAT, **about.about, "longest": about.longest, "versions": _versions()}
     there = _earlier(known, record)
     tasks = {n: there[n] for n, (asked, _) in items.items() if n in there and there[n]["items_sha256"] == digest(asked)}
     todo = [(TASKS[n], asked) for n, (asked, _) in items.items() if n not in tasks]
-    scores = harness.score(about.model, about.tokenizer, todo, longest=about.longest, batch=ask.batch) if todo else []
+    scores = harness.score(about.model, about.tokenizer, todo, longest=about.longest, batch=ask.batch, now=now) if todo else []
     tasks |= {score.task: _record(score, items[score.task][1]) for score in scores}
     return record | {"tasks": {name: tasks[name] for name in items}}
 
@@ -197,11 +200,11 @@ def run(folder: Path, ask: Request, out: Path | None, console: Console, *, round
         raise unknown_text(folder)
     if ask.text is not None and not exists(ask.text):
         raise missing(ask.text, "--text")
-    with loading(lambda: "nothing was written"):
+    with loading(lambda: "nothing was written"), still("loading") as now:
         from gossamer.app.zeroshot import subject
 
         about = subject.load(folder, round, length)
-        record = evaluate(about, ask)
+        record = evaluate(about, ask, now=now)
     path = out or (folder / FILE if about.run else None)
     if path:
         kept(path, record)

@@ -6,7 +6,7 @@ import copy
 import io
 import logging
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -74,7 +74,13 @@ def check_installed() -> None:
 
 
 def score(
-    model: nn.Module, tokenizer: Any, asked: Sequence[tuple[Task, Sequence[Item]]], *, longest: int, batch: int = BATCH
+    model: nn.Module,
+    tokenizer: Any,
+    asked: Sequence[tuple[Task, Sequence[Item]]],
+    *,
+    longest: int,
+    batch: int = BATCH,
+    now: Callable[[str], None] = lambda text: None,
 ) -> list[Score]:
     """The accuracies of `model`, a causal language model of transformers, without examples in the prompt.
 
@@ -83,6 +89,7 @@ def score(
         asked: tasks and their items, at least two of each.
         longest: tokens that the model sees at once; a longer context loses its beginning. Where a choice alone is longer, so much.
         batch: texts at a time; bounds memory.
+        now: told what goes on.
 
     Raises:
         BadInput: lm-eval is not installed, a task has one item, or a choice is longer than the model can take.
@@ -98,7 +105,7 @@ def score(
         raise BadInput(
             f"a choice has {needed} tokens, and the model takes {positions}: leave its task out, or evaluate a model that takes more"
         )
-    with _quiet():
+    with _quiet(), _counted(model, sum(item.ways for _, items in asked for item in items), now):
         from lm_eval.evaluator import evaluate
         from lm_eval.models.huggingface import HFLM
 
@@ -106,6 +113,24 @@ def score(
         tasks = {task.name: as_lm_eval(task, items) for task, items in asked}
         found: Any = evaluate(judged, tasks, bootstrap_iters=1, log_samples=True)
     return [_score(task, items, found) for task, items in asked]
+
+
+@contextmanager
+def _counted(model: nn.Module, texts: int, now: Callable[[str], None]) -> Iterator[None]:
+    """Tells how many texts the model has been asked. lm-eval may take several for one, so that it ends before all."""
+    rows = 0
+
+    def count(module: nn.Module, given: object, found: Any) -> None:
+        nonlocal rows
+        rows += len(found.logits)
+        now(f"the model is asked: {min(rows, texts):,} of {texts:,} texts")
+
+    now(f"the model is asked: {texts:,} texts")
+    hook = model.register_forward_hook(count)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def _unbounded(tokenizer: Any) -> Any:
