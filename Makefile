@@ -1,4 +1,4 @@
-# make demo | test | lint | bench | docs | clean. Each sets up .venv first, once; nothing is installed twice.
+# make setup | demo | test | lint | bench | docs | clean. Each sets up .venv first, once; nothing is installed twice.
 
 PYTHON ?= python3
 VENV   := .venv
@@ -12,9 +12,10 @@ JOBS   ?= 3
 test demo bench: export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench docs clean
+.PHONY: help setup demo test lint bench docs clean
 
 help:
+	@echo "make setup   .venv alone, which the others make when it is missing"
 	@echo "make demo    train one model with four unlike workers, for real and simulated, and report"
 	@echo "make test    style, types and tests"
 	@echo "make lint    style and types only"
@@ -26,13 +27,20 @@ $(READY): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "Gossamer needs Python 3.11 or newer, and $(PYTHON) was not found. Try: make PYTHON=/path/to/python3.11"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "Gossamer needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V 2>&1). Try: make PYTHON=python3.11"; exit 1; }
-	@echo "setting up $(VENV) (once, one to two minutes when the downloads are quick)"
+	@echo "setting up $(VENV): once, one to six minutes by how quick the downloads are, 2.6 GB"
+	@echo "1 of 4: a virtual environment"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
 		echo "$(PYTHON) could not make a virtual environment; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
+	@echo "2 of 4: $$(grep '^torch==' constraints.txt)"
 	@$(PIP) install --no-compile "$$(grep '^torch==' constraints.txt)"
+	@echo "3 of 4: gossamer, and what it, its extras and its tests need: the longest"
 	@$(PIP) install --no-compile -c constraints.txt -e '.[dev]'
+	@echo "4 of 4: the packages are compiled"
 	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # with all cores, where pip uses one; some packages hold files of Python 2
 	@touch $@
+	@echo "$(VENV) is ready"
+
+setup: $(READY)
 
 demo: $(READY)
 	@$(BIN)/python -m gossamer demo
