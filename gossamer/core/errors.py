@@ -13,3 +13,17 @@ class Stopped(Exception):
 
 class RunFailed(RuntimeError):
     """A run that started and could not go on: a dead worker, a deadlock, replicas that diverged (exit code 1)."""
+
+
+def said(error: BaseException, *, kind: bool = False, most: int = 400) -> str:
+    """What a library's error says, on one line, cut after `most` letters.
+
+    >>> said(ValueError("no such   file")), said(KeyError()), said(ValueError("no"), kind=True), said(ValueError("a long story"), most=8)
+    ('no such file', 'KeyError', 'ValueError: no', 'a lon...')
+
+    Args:
+        kind: with the name of its type.
+    """
+    name, text = type(error).__name__, " ".join(str(error).split())
+    line = f"{name}: {text}" if kind else text or name
+    return line if len(line) <= most else f"{line[: most - 3]}..."

@@ -13,8 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from gossamer.core.errors import BadInput
-from gossamer.train.pretrained import said
+from gossamer.core.errors import BadInput, said
 from gossamer.train.source import Adapter
 
 EXTRA = "model.adapter needs the peft library: pip install 'gossamer[peft]'"
@@ -50,7 +49,7 @@ def adapt(model: nn.Module, adapter: Adapter) -> nn.Module:
             return get_peft_model(model, config)
         except Exception as error:  # the library raises errors of many kinds
             near = "" if isinstance(targets, str) else next(filter(None, (_near(t, model) for t in targets)), "")
-            raise BadInput(f"model.adapter.targets = {targets!r} cannot be had: {said(error)}{near}") from error
+            raise BadInput(f"model.adapter.targets = {targets!r} cannot be had: {said(error, kind=True)}{near}") from error
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> None:

@@ -18,9 +18,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from gossamer.core.errors import BadInput, RunFailed
+from gossamer.core.errors import BadInput, RunFailed, said
 from gossamer.train import corpus, local_files
-from gossamer.train.local_files import said
 
 ROWS = 256
 """Rows that are looked at together."""

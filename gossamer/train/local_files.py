@@ -10,7 +10,7 @@ from glob import has_magic
 from pathlib import Path
 from typing import Any
 
-from gossamer.core.errors import BadInput
+from gossamer.core.errors import BadInput, said
 
 PACKED = (".gz", ".zst", ".xz", ".bz2")
 """Endings of compressed files."""
@@ -195,9 +195,3 @@ def where(file: str, columns: Collection[str], row: int, error: BaseException) -
     if hasattr(error, "table_column_names") and (more := _beyond(error.table_column_names, columns)):
         return f"row {row + 1:,}: columns that the first rows of the data set have not ({more})"
     return f"row {row + 1:,} or after: {said(error).rstrip('.')}"
-
-
-def said(error: BaseException) -> str:
-    """What a library says, on one line, cut short."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 300 else text[:297] + "..."

@@ -20,12 +20,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from gossamer.core.errors import BadInput
+from gossamer.core.errors import BadInput, said
 from gossamer.core.rng import Stream, words
 from gossamer.core.tree import Layout, layout_of
 from gossamer.train import pretrained
 from gossamer.train.adapt import adapt, freeze, is_adapter
-from gossamer.train.pretrained import quiet, said
+from gossamer.train.pretrained import quiet
 from gossamer.train.source import Source, Spec, source_of
 
 
@@ -267,7 +267,7 @@ def _auto(given: dict[str, Any], vocab_size: int | None) -> Any:
 
 
 def _unbuildable(kind: str, error: Exception) -> BadInput:
-    return BadInput(f"a {kind!r} model cannot be built from this configuration: {said(error)}. Correct model.config")
+    return BadInput(f"a {kind!r} model cannot be built from this configuration: {said(error, kind=True)}. Correct model.config")
 
 
 def _read(spec: str | Path) -> dict[str, Any]:
@@ -304,8 +304,8 @@ def _instantiate(config: Any, source: Source) -> nn.Module:
         except Exception as error:  # the library and torch raise errors of many kinds
             if asked and _can_be(config):
                 raise BadInput(
-                    f"a {config.model_type!r} model cannot have {source.attention} attention here: {said(error)}. Set model.attention to "
-                    "another of eager, sdpa and flash_attention_2, or leave it out"
+                    f"a {config.model_type!r} model cannot have {source.attention} attention here: {said(error, kind=True)}. "
+                    "Set model.attention to another of eager, sdpa and flash_attention_2, or leave it out"
                 ) from error
             raise _unbuildable(config.model_type, error) from error
     if not any(p.numel() for p in model.parameters()):
@@ -348,7 +348,7 @@ def _recompute(model: Any) -> None:
     try:
         enable({"use_reentrant": False})
     except ValueError as error:
-        raise BadInput(f"model.activation_checkpointing: {said(error)} Set it to false") from error
+        raise BadInput(f"model.activation_checkpointing: {said(error, kind=True)} Set it to false") from error
     if hasattr(model, "_require_grads_hook"):
         model.disable_input_require_grads()  # only reentrant checkpoints need inputs that ask for gradients
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gossamer.core.errors import BadInput
+from gossamer.core.errors import BadInput, said
 from gossamer.train.source import Source
 
 WEIGHTS = "*.safetensors"
@@ -69,7 +69,9 @@ def config_of(source: Source) -> Any:
         try:
             config = AutoConfig.from_pretrained(folder, local_files_only=True)
         except Exception as error:  # the library raises errors of many kinds
-            raise BadInput(f"the configuration of model.checkpoint = {source.checkpoint!r} cannot be used: {said(error)}") from error
+            raise BadInput(
+                f"the configuration of model.checkpoint = {source.checkpoint!r} cannot be used: {said(error, kind=True)}"
+            ) from error
     config.use_cache = False
     return config
 
@@ -92,18 +94,13 @@ def load(source: Source, config: Any, attention: Mapping[str, str]) -> nn.Module
         try:
             model, about = AutoModelForCausalLM.from_pretrained(folder, config=config, output_loading_info=True, **how)
         except Exception as error:  # the library and torch raise errors of many kinds
-            raise BadInput(f"the weights of model.checkpoint = {source.checkpoint!r} cannot be loaded: {said(error)}") from error
+            raise BadInput(f"the weights of model.checkpoint = {source.checkpoint!r} cannot be loaded: {said(error, kind=True)}") from error
     if lacking := sorted(about["missing_keys"]):
         raise BadInput(
             f"model.checkpoint = {source.checkpoint!r} lacks {len(lacking)} tensors of a {config.model_type!r} language model, such as "
             f"{lacking[0]}: give a checkpoint of a causal language model with all its weights"
         )
     return model
-
-
-def said(error: Exception) -> str:
-    """An error of a library in a line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:400]
 
 
 @contextmanager
@@ -149,6 +146,7 @@ def _fetched(name: str, revision: str, weights: bool) -> Path:
         raise BadInput(f"{where} has no revision {revision!r} on the hub: give a branch, tag or commit that it has") from error
     except Exception as error:  # of the library for its cache, and of its libraries for the network
         raise BadInput(
-            f"{where} is not a folder, and not in the local cache of the hub, which cannot be reached from here now ({said(error)[:120]}). "
-            f"With a network it is downloaded; without one, copy it here and give its folder, or fetch it before with: hf download {name}"
+            f"{where} is not a folder, and not in the local cache of the hub, which cannot be reached from here now "
+            f"({said(error, kind=True, most=120)}). With a network it is downloaded; without one, copy it here and give its folder, or "
+            f"fetch it before with: hf download {name}"
         ) from error

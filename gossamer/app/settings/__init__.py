@@ -1,7 +1,7 @@
 """Every setting of a run: the sections of a configuration file, their defaults and limits.
 
-Larger sections have files of their own, settings_*.py. A setting is read by somebody or it is not here. `gossamer.app.config` loads, prints
-and compares these; its messages quote the descriptions below.
+Larger sections have files of their own beside this one. A setting is read by somebody or it is not here. `gossamer.app.config` loads,
+prints and compares these; its messages quote the descriptions below.
 """
 
 from __future__ import annotations

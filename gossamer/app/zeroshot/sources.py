@@ -10,7 +10,7 @@ from typing import Any
 
 from gossamer.app.zeroshot.items import Item, fault
 from gossamer.app.zeroshot.tasks import PUBLIC, Record, Records, Task
-from gossamer.core.errors import BadInput
+from gossamer.core.errors import BadInput, said
 
 SUFFIX = ".jsonl"
 
@@ -71,10 +71,9 @@ def from_hub(task: Task, limit: int | None = None) -> list[Item]:
     try:
         rows: Iterable[Record] = datasets.load_dataset(records.hub, records.configuration, split=records.split)
     except Exception as error:  # the library raises errors of many kinds
-        said = " ".join(str(error).split())[:200]
         raise BadInput(
             f"the items of {task.name} are on the Hugging Face hub ({records.hub}), which cannot be reached or read "
-            f"({type(error).__name__}: {said}). Without a network, have them on disk: --data DIR with a file {task.name}{SUFFIX} in it"
+            f"({said(error, kind=True, most=200)}). Without a network, have them on disk: --data DIR with a file {task.name}{SUFFIX} in it"
         ) from error
     return _items(records, enumerate(rows, 1), limit, f"{records.hub}, row", "This release expects other fields")
 

@@ -17,7 +17,7 @@ from gossamer.app.early import check_model_folder, unknown_text
 from gossamer.app.folder import RunFolder
 from gossamer.app.job import resolve
 from gossamer.app.zeroshot import texts
-from gossamer.core.errors import BadInput, RunFailed
+from gossamer.core.errors import BadInput, RunFailed, said
 from gossamer.core.tree import sha256
 from gossamer.train.compute import device_named
 from gossamer.train.model import longest_sequence
@@ -79,9 +79,8 @@ def _pretrained(folder: Path) -> tuple[nn.Module, Any]:
             model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
             return model, AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # the library raises errors of many kinds
-        said = " ".join(str(error).split())[:300]
         raise BadInput(
-            f"the model in {folder} cannot be loaded ({type(error).__name__}: {said}): give a whole one, with its tokenizer"
+            f"the model in {folder} cannot be loaded ({said(error, kind=True)}): give a whole one, with its tokenizer"
         ) from error
 
 
