@@ -24,6 +24,7 @@ from gossamer.cli import main
 from gossamer.core.errors import BadInput, Stopped
 from gossamer.core.tree import layout_of, numel
 from gossamer.train import model as M
+from gossamer.train import pretrained
 from gossamer.train.adapt import merged
 from gossamer.train.checkpoint import part_path
 from gossamer.train.compute import mean_loss
@@ -186,6 +187,26 @@ def test_workers_of_one_process_share_what_none_of_them_trains(saved: Path, text
     assert any(not torch.equal(p, before[name]) for name, p in a.items())
 
 
+def test_a_checkpoint_beside_an_adapter_is_read_once(saved: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For its mark, for all workers of the process, and for the judge; and once to look at what came of it."""
+    read: list[Source] = []
+    load_weights = pretrained.load
+    monkeypatch.setattr(pretrained, "load", lambda source, *given: read.append(source) or load_weights(source, *given))
+    job = job_of(text, model__config='""', model__checkpoint=f'"{saved}"', model__adapter="{rank = 2}")
+    run(job, tmp_path / "run")
+    assert len(read) == 1
+    trained.load(tmp_path / "run")
+    assert len(read) == 2
+    judge, workers = job.models.judge(), [job.models.worker() for _ in range(2)]
+    before = {name: p.clone() for name, p in workers[1].named_parameters()}
+    with torch.no_grad():
+        for p in M.parameters_of(workers[0]).values():
+            p.add_(1.0)
+    for model in (judge, workers[1]):
+        assert all(torch.equal(p, before[name]) for name, p in model.named_parameters()), "what is trained is each one's own"
+    assert same(job.models.whole(), job.model()) and len(read) == 3
+
+
 def test_a_run_of_an_adapter_that_was_stopped_goes_on_bit_for_bit_and_only_on_its_base(
     saved: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -229,7 +250,7 @@ def test_an_adapted_model_may_be_merged_into_one() -> None:
 
 def test_in_16_bits_the_base_is_what_is_judged_and_the_adapter_keeps_32(text: Path) -> None:
     job = job_of(text, model__adapter="{rank = 2}", model__dtype='"bf16"')
-    held, judged = dict(job.worker_model().named_parameters()), dict(job.model().named_parameters())
+    held, judged = dict(job.models.worker().named_parameters()), dict(job.model().named_parameters())
     for name, p in held.items():
         assert p.dtype == (torch.float32 if ".lora_" in name else torch.bfloat16), name
         assert torch.equal(p.float(), judged[name]), name

@@ -15,7 +15,7 @@ import torch
 from gossamer.app import corpora, fleets
 from gossamer.app.config import config_hash
 from gossamer.app.fates import check_fates
-from gossamer.app.models import Outline, charged_of, check_machine, check_symbols, outline_of
+from gossamer.app.models import Models, Outline, charged_of, check_machine, check_symbols, outline_of
 from gossamer.app.options import check_options, find_recipe
 from gossamer.app.settings import Config
 from gossamer.app.workload import Charged, micro_batch, plan_of, unhidden_of
@@ -30,7 +30,7 @@ from gossamer.core.ranges import Ranges
 from gossamer.core.schedule import schedule_named
 from gossamer.core.slowdown import Slowdown
 from gossamer.core.tiers import hosts, regions_of
-from gossamer.core.tree import Layout, Tree, digest, layout_hash, numel
+from gossamer.core.tree import Layout, Tree, layout_hash, numel
 from gossamer.core.wires import Net
 from gossamer.recipes import REGISTRY, Setting
 from gossamer.sim.network import Network
@@ -135,38 +135,20 @@ class Job:
         seat = Seat(worker, self.method, self.layout, self.run_id)
         return replace(seat, combine=combine) if combine else seat
 
-    def model(self) -> Any:
-        """The model with its first weights, in float32: a function of the seed, or those of a checkpoint."""
-        return model.build(self.outline.source, self.outline.vocab_size, self.config.seed)
-
-    def worker_model(self, alone: bool = False) -> Any:
-        """`model` as a worker holds it. What is not trained is read once, and of all models of this process the same memory.
-
-        Args:
-            alone: memory of its own, for a model that is to be cut over ranks.
-        """
-        return model.twin(self._held) if self.outline.frozen[0] and not alone else self._as_held()
-
     @cached_property
-    def _held(self) -> Any:
-        return self._as_held()
+    def models(self) -> Models:
+        """What this process makes of `outline`."""
+        return Models(self.outline, self.config.seed)
 
-    def _as_held(self) -> Any:
-        return model.cast(self.model(), self.outline.source.dtype)
+    def model(self) -> Any:
+        """The model with its first weights, in float32."""
+        return self.models.first()
 
     @property
     def origin(self) -> str:
         """Where the first weights come from, in words."""
         given = self.config.model.checkpoint
         return f"model.checkpoint = {given!r}" if given else f"seed {self.config.seed}"
-
-    @cached_property
-    def frozen_digest(self) -> str | None:
-        """A mark of the parameters that are not trained, which all workers must have alike and a checkpoint of the run does not hold; None
-        where all are trained."""
-        if not self.outline.frozen[0]:
-            return None
-        return f"{digest({name: p for name, p in self.model().named_parameters() if not p.requires_grad}):016x}"
 
     def first_state(self, worker: int, x: Tree, seat: Seat | None = None) -> State:
         """A worker's state before the first round; `seat`: that of one of its ranks."""
@@ -219,7 +201,7 @@ class Job:
         """What does the worker's inner steps, or a rank's share of them. Real runs may pace it; the simulator charges its own clock
         instead."""
         most = micro_batch(self.config, self.fleet.site(worker), self.method.plan.batch[worker])
-        network = self.worker_model(alone=ranks is not None)
+        network = self.models.worker(alone=ranks is not None)
         if backend := self.config.model.compile:
             compile_blocks(network, backend)
         make = Offloaded if self.config.run.offload else TrainBody
@@ -241,7 +223,7 @@ class Job:
 
     def judge(self, corpus: Corpus, ranks: Ranks | None = None) -> Callable[[Tree], float]:
         """A function from parameters to their validation loss in nats; it has a model of its own, of several ranks a shard of it."""
-        scratch = shard(self.model(), ranks) if ranks else self.model().to(self.device)
+        scratch = shard(self.model(), ranks) if ranks else self.models.judge().to(self.device)
         e, length = self.config.eval, self.config.plan.sequence
         return lambda tree: evaluate_tree(scratch, tree, corpus, e.sequences, length, e.batch, self.precision).loss
 

@@ -46,7 +46,7 @@ def facts_of(job: Job, corpus: Corpus, world: str) -> dict[str, Any]:
         "vocab_size": corpus.vocab_size,
         "parameters": numel(job.layout),
         "frozen_parameters": job.outline.frozen[0],
-        "frozen_digest": job.frozen_digest,
+        "frozen_digest": job.models.frozen_digest,
         "steps": list(job.method.plan.steps),
         "batch": list(job.method.plan.batch),
     }

@@ -12,7 +12,7 @@ from torch import nn
 
 from gossamer.app.settings import Config
 from gossamer.core.errors import BadInput
-from gossamer.core.tree import Layout
+from gossamer.core.tree import Layout, digest
 from gossamer.train import model
 from gossamer.train.pretrained import folder_of
 from gossamer.train.source import Adapter, Source
@@ -83,6 +83,65 @@ class Outline:
     def flops_per_token(self, sequence: int) -> float:
         """Of training on one token of sequences of that length."""
         return model.flops_of(self.meta, sequence, self.source.activation_checkpointing)
+
+
+class Models:
+    """The models that one process makes of an outline. What is not trained is read once, and the same memory in all of them.
+
+    Args:
+        seed: of weights that are no checkpoint's, and of adapters.
+    """
+
+    def __init__(self, outline: Outline, seed: int) -> None:
+        self._outline, self._seed = outline, seed
+        self._held: Any = None
+
+    def first(self) -> Any:
+        """The model with its first weights, in float32: a function of the seed, or those of a checkpoint."""
+        return model.build(self._outline.source, self._outline.vocab_size, self._seed)
+
+    def worker(self, alone: bool = False) -> Any:
+        """`first` as a worker has it.
+
+        Args:
+            alone: memory of its own, for a model that is to be cut over ranks.
+        """
+        if not alone and self._outline.frozen[0]:
+            return model.twin(self._kept())
+        found, self._held = self._held, None
+        return self._made() if found is None else found
+
+    def judge(self) -> Any:
+        """`first`, for parameters to be put in."""
+        return self.worker() if self._float32 else self.first()
+
+    def whole(self) -> Any:
+        """`first`, in memory of its own."""
+        return self.worker(alone=True) if self._float32 else self.first()
+
+    @cached_property
+    def frozen_digest(self) -> str | None:
+        """A mark of the parameters that are not trained, which all workers must have alike and a checkpoint of the run does not hold; None
+        where all are trained."""
+        if not self._outline.frozen[0]:
+            return None
+        return f"{digest({name: p.float() for name, p in self._kept().named_parameters() if not p.requires_grad}):016x}"
+
+    def let_go(self) -> None:
+        """This process makes no more."""
+        self._held = None
+
+    @property
+    def _float32(self) -> bool:
+        return self._outline.source.dtype == torch.float32
+
+    def _kept(self) -> Any:
+        if self._held is None:
+            self._held = self._made()
+        return self._held
+
+    def _made(self) -> Any:
+        return model.cast(self.first(), self._outline.source.dtype)
 
 
 def outline_of(config: Config) -> Outline:

@@ -196,7 +196,7 @@ class Keeping:
 
 def first_tree(job: Job) -> Mapping[str, Any]:
     """The first parameters as a worker's model has them."""
-    return {name: p.detach().to(job.home) for name, p in parameters_of(job.worker_model()).items()}
+    return {name: p.detach().to(job.home) for name, p in parameters_of(job.models.worker()).items()}
 
 
 def due(job: Job, block: int) -> bool:

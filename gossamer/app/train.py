@@ -110,6 +110,7 @@ def launch_local(job: Job, out: Path, *, resume: bool = False, back_to: int | No
     else:
         planned.begin(out, job, facts_of(job, corpus, "net"), corpus.tokenizer)
         given = ["--out", str(out), str(out / "config.toml")]
+    job.models.let_go()
 
     def last() -> str | None:
         found = checkpoint.latest(out / "checkpoints")
@@ -167,7 +168,7 @@ def work(job: Job, out: Path, *, resume: bool = False, back_to: int | None = Non
                 "parameter layout": layout_hash(job.layout),
                 "ranks": str(job.fleet.ranks),
                 "corpus": corpus.content_hash,
-                "parameters that are not trained": job.frozen_digest or "none",
+                "parameters that are not trained": job.models.frozen_digest or "none",
                 "torch": torch.__version__,
             }
         )

@@ -61,12 +61,12 @@ def load(folder: Path, round: int | None = None, *, merge: bool = True) -> Train
     run = RunFolder.existing(folder)
     job = resolve(read_config([folder / "config.toml"]))
     found = _weights(run, job, round)
-    if (mark := run.facts().get("frozen_digest")) != job.frozen_digest:
+    if (mark := run.facts().get("frozen_digest")) != job.models.frozen_digest:
         raise BadInput(
             f"what is not trained of the model comes from {job.origin}, and is not what the run in {folder} had ({mark}, now "
-            f"{job.frozen_digest}): put it back"
+            f"{job.models.frozen_digest}): put it back"
         )
-    model = job.model()
+    model = job.models.whole()
     put(model, found.tree, f"the checkpoint of round {found.round} in {folder}")
     model = merged(model) if merge else model
     return Trained(model.eval(), tokenizer(run, job, longest_sequence(model)), job.config, found.round, found.tokens, found.workers)

@@ -63,7 +63,7 @@ def spec_of(job: Job, corpus: Corpus) -> Spec:
         settings=settings_of_job(job),
         layout=f"{layout_hash(job.layout):016x}",
         versions={"gossamer": gossamer.__version__, "torch": torch.__version__, "corpus": corpus.content_hash[:64]}
-        | ({"frozen": job.frozen_digest} if job.frozen_digest else {}),
+        | ({"frozen": job.models.frozen_digest} if job.models.frozen_digest else {}),
         seats=job.n,
         sites=tuple(wan.sites),
         synchronous=sync,
