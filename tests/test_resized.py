@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
+import weakref
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ from gossamer.app.folder import RunFolder
 from gossamer.app.job import Job, resolve
 from gossamer.app.metrics import check_unchanged, facts_of
 from gossamer.app.resuming import resize as resizing
-from gossamer.app.resuming import rollback
+from gossamer.app.resuming import resized, rollback
 from gossamer.app.resuming.resize import resize, settle, settled
 from gossamer.app.resuming.resized import part_of
 from gossamer.app.resuming.rollback import roll_back
@@ -25,6 +27,7 @@ from gossamer.app.simulate import simulate
 from gossamer.cli import main
 from gossamer.core.combine import mean
 from gossamer.core.errors import BadInput
+from gossamer.core.outer import STEP
 from gossamer.core.tree import Tree, sha256
 from gossamer.report.planned import planned_of
 from gossamer.train import checkpoint
@@ -230,3 +233,27 @@ def test_what_cannot_go_on_with_others_is_said(run: Path) -> None:
     shutil.rmtree(run / "checkpoints")
     with pytest.raises(BadInput, match="no whole checkpoint"):
         resize(RunFolder(run), job, 2, asked)
+
+
+def test_parts_are_read_one_at_a_time(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of large models a machine cannot hold those of all workers."""
+    read = checkpoint.read_part
+    there: list[weakref.ref[torch.Tensor]] = []
+    most = 0
+
+    def counted(*given: object) -> checkpoint.Part:
+        nonlocal most
+        gc.collect()
+        part = read(*given)  # type: ignore[arg-type]
+        there.append(weakref.ref(next(iter(part.state.x.values()))))
+        most = max(most, sum(ref() is not None for ref in there))
+        return part
+
+    monkeypatch.setattr(checkpoint, "read_part", counted)
+    found = resized._means(whole / "checkpoints", 2, range(4), CPU, ALONE)
+    assert most <= 2
+    states = [read(whole / "checkpoints", 2, i).state for i in range(4)]
+    assert sha256(found[0]) == sha256(mean([s.x for s in states]))
+    assert found[1].keys() == states[0].outer.keys()
+    for key, tree in found[1].items():
+        assert sha256(tree) == sha256(states[0].outer[key] if key == STEP else mean([s.outer[key] for s in states])), key

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gossamer.core.codec.base import Codec
-from gossamer.core.tree import Layout, Tree, map_tree
+from gossamer.core.tree import Layout, Tree
 
 
 class Piece(NamedTuple):
@@ -46,15 +46,21 @@ def combine(pieces: Sequence[Piece], codec: Codec, like: Tree) -> Tree:
     return acc
 
 
-def mean(trees: Sequence[Tree], weights: Sequence[float] | None = None) -> Tree:
-    """The weighted mean of trees in the order given: float32, multiply, then add, exactly as `combine` does. Uniform by default.
+def mean(trees: Iterable[Tree], weights: Sequence[float] | None = None) -> Tree:
+    """The weighted mean of trees in the order given: float32, multiply, then add, exactly as `combine` does. Uniform by default. With
+    weights one tree is asked for at a time, and beside the mean no other is held.
 
     >>> mean([{"w": torch.tensor([1.0])}, {"w": torch.tensor([3.0])}])["w"].item()
     2.0
     """
-    w = normalised(dict(enumerate(weights if weights is not None else [1.0] * len(trees))))
-    acc = map_tree(lambda t: t.to(torch.float32) * w[0], trees[0])
-    for i, tree in enumerate(trees[1:], start=1):
+    if weights is None:
+        trees = list(trees)
+        weights = [1.0] * len(trees)
+    acc: Tree = {}
+    for tree, weight in zip(trees, normalised(dict(enumerate(weights))).values(), strict=True):
+        if not acc:
+            acc = {k: t.to(torch.float32) * weight for k, t in tree.items()}
+            continue
         for k, a in acc.items():
-            a.add_(tree[k].to(torch.float32) * w[i])
+            a.add_(tree[k].to(torch.float32) * weight)
     return acc

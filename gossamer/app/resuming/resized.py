@@ -11,7 +11,7 @@ Workers 0 to min(n, m) - 1 stay, higher ones leave, or come. From the checkpoint
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,7 +69,20 @@ def _newcomer(job: Job, worker: Addr, donor: Part, state: State) -> Part:
 
 
 def _means(folder: Path, round: int, workers: Sequence[Addr], device: torch.device, place: Place) -> tuple[Tree, OuterState]:
-    """Of anchors and outer states; each by the mean over `workers`, counts of steps from the first."""
-    states = [checkpoint.read_part(folder, round, w, device, place).state for w in workers]
-    outer = {key: tree if key == STEP else mean([s.outer[key] for s in states]) for key, tree in states[0].outer.items()}
-    return mean([s.x for s in states]), outer
+    """Of anchors and outer states; each by the mean over `workers`, counts of steps from the first. One part is held at a time."""
+    outer: OuterState = {}
+
+    def anchors_and_outer() -> Iterator[Tree]:
+        for worker in workers:
+            state = checkpoint.read_part(folder, round, worker, device, place).state
+            if not outer:
+                outer.update({key: tree if key == STEP else {} for key, tree in state.outer.items()})
+            apart = {"x": state.x, **{key: tree for key, tree in state.outer.items() if key != STEP}}
+            yield {f"{key}/{name}": v for key, tree in apart.items() for name, v in tree.items()}
+
+    found: dict[str, Tree] = {}
+    for path, v in mean(anchors_and_outer(), [1.0] * len(workers)).items():
+        key, _, name = path.partition("/")
+        found.setdefault(key, {})[name] = v
+    x = found.pop("x")
+    return x, outer | found
