@@ -6,6 +6,10 @@ import http.client
 import io
 import json
 import os
+import socket
+import struct
+import threading
+import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -138,3 +142,23 @@ def test_a_page_is_made_when_files_have_changed_and_only_then(tmp_path: Path) ->
         server.close()
     with pytest.raises(BadInput, match=r"cannot be had"):
         Server(Live(folder, make), 70_000)
+
+
+def test_who_asks_and_goes_leaves_no_word_in_the_terminal(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    server = Server(Live(halfway(tmp_path / "a"), lambda path, mark: "page" * 100_000))
+    place = urlsplit(server.url)
+    at_once = struct.pack("ii", 1, 0)  # closed with a reset, as by a browser that is killed
+    try:
+        for request in (b"GET /", b"GET / HTTP/1.0\r\nHost: 127.0.0.1:1\r\n\r\n", b"GET / HTTP/1.0\r\nHost: evil.example:1\r\n\r\n"):
+            for _ in range(5):
+                with socket.create_connection((place.hostname, place.port)) as connection:
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
+                    connection.sendall(request)
+        assert ask(server, "/")[0] == 200
+        begin_s = time.monotonic()
+        while any("process_request_thread" in thread.name for thread in threading.enumerate()):
+            assert time.monotonic() < begin_s + 30.0
+            time.sleep(0.01)
+    finally:
+        server.close()
+    assert capfd.readouterr().err == ""

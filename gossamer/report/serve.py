@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 from gossamer.core.errors import BadInput
 from gossamer.report.live import load, version
@@ -57,6 +58,14 @@ class Live:
             return self._page
 
 
+class _Quiet(ThreadingHTTPServer):
+    """A terminal that shows the run has no room for those who ask, and are gone before they have the answer."""
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
+
+
 class Server:
     """Serves a run folder's page until closed.
 
@@ -97,15 +106,14 @@ class Server:
                     ("X-Content-Type-Options", "nosniff"),
                 ):
                     self.send_header(key, value)
-                with suppress(ConnectionError):  # whoever asked has gone
-                    self.end_headers()
-                    self.wfile.write(data)
+                self.end_headers()
+                self.wfile.write(data)
 
             def log_message(self, format: str, *args: object) -> None:
                 """A terminal that shows the run has no room for it."""
 
         try:
-            self._server = ThreadingHTTPServer((HOST, port), Handler)
+            self._server = _Quiet((HOST, port), Handler)
         except (OSError, OverflowError) as error:
             raise BadInput(f"--port {port} cannot be had on {HOST} ({error}): take another, or 0 for one that is free") from None
         self._server.daemon_threads = True
