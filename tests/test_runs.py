@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from coordinator_toys import eventually
 from small_runs import command, corpus, flags, forked, mixture, settings
 
 from gossamer.app.config import dump, load, override
@@ -121,6 +122,7 @@ def test_a_simulation_that_is_asked_to_stop_says_so_at_once(text: Path, tmp_path
     def interrupt(self, worker, round, time_s, state, body):
         if round == 1 and not before:
             signal.raise_signal(signal.SIGINT)
+            eventually(lambda: sys.stderr.getvalue().endswith(f"{out}\n"), "it answers before the round is over")
             before.append(sys.stderr.getvalue())
         return original(self, worker, round, time_s, state, body)
 

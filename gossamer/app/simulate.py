@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -167,12 +168,9 @@ def _asked_to_stop(hooks: SimHooks, quiet: bool, number: int) -> None:
     """Answers Ctrl-C at once: a round may take minutes."""
     hooks.ask_stop(number)
     if not quiet:
-        print(
-            "stopping after this round or the next, with a checkpoint; once more ends it at once. To go on: "
-            f"gossamer simulate --resume {hooks.folder.path}",
-            file=sys.stderr,
-            flush=True,
-        )
+        text = "stopping after this round or the next, with a checkpoint; once more ends it at once. To go on: gossamer simulate --resume"
+        say = partial(print, f"{text} {hooks.folder.path}", file=sys.stderr, flush=True)
+        threading.Thread(target=say, daemon=True).start()  # not from here, which may be within a print that the signal has interrupted
 
 
 def _starts_s(job: Job, parts: dict[int, checkpoint.Part]) -> list[float] | None:
