@@ -9,11 +9,12 @@ import pytest
 from coordinator_toys import Clock, Desk, caller, spec
 
 from gossamer.core.errors import BadInput
+from gossamer.wan.roster.ended import OVER
 from gossamer.wan.roster.leases import Leases
 from gossamer.wan.roster.ledgerdb import LedgerDB
 from gossamer.wan.roster.membership import check_spec
 from gossamer.wan.roster.messages import Refused, unpack
-from gossamer.wan.roster.records import HandIn, Have, Join, Propose, Roster, Session
+from gossamer.wan.roster.records import Ask, HandIn, Have, Join, Plan, Propose, Publish, Roster, RunStatus, Session
 
 
 @pytest.fixture
@@ -33,6 +34,46 @@ def test_seats_are_kept_and_named_sites_have_theirs(desk: Desk) -> None:
     assert desk.join("y", of=named).seat == 1
     with pytest.raises(Refused, match=r"not one of run named: wan\.sites names x, y, z"):
         desk.join("w", of=named)
+
+
+def known(desk: Desk) -> RunStatus:
+    """All that the coordinator tells of the run."""
+    return desk.coordinator.status(Ask(run="demo")).runs[0]
+
+
+def test_a_run_that_is_over_takes_nobody_and_stays_as_it_was(desk: Desk) -> None:
+    desk.found()
+    desk.coordinator.publish(Publish(caller=caller("a"), plan=Plan(version=1, since=4, body=OVER + "a")))
+    desk.dies("b")
+    desk.wait(5.0, "a", "c")
+    assert desk.join("b").seat == 1, "whoever was in it may still have things to do"
+    for site in ("a", "b", "c"):
+        desk.beat(site, round=4)
+        desk.coordinator.leave(caller(site))
+    before = known(desk)
+    assert [(one.standing, one.report.round) for one in before.sites if one.report is not None] == [("finished", 4)] * 3
+    for site, take_over in (("a", False), ("b", True), ("d", False)):
+        with pytest.raises(Refused, match="run demo is over: its summary is at site a") as refused:
+            desk.join(site, boot=1, take_over=take_over)
+        assert refused.value.refusal.retry_s is None and known(desk) == before
+
+
+def test_a_join_that_cannot_be_kept_changes_nothing(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk.found()
+    desk.beat("a", round=4)
+    desk.coordinator.leave(caller("a"))
+    before = known(desk)
+
+    def full(state: object) -> None:
+        raise Refused("disk", "no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(desk.db, "put", full)
+        with pytest.raises(Refused, match="no room"):
+            desk.join("a", boot=1)
+    assert known(desk) == before
+    desk.join("a", boot=1)
+    assert next(one.report for one in known(desk).sites) is None, "it is another process, now that it is in"
 
 
 # ---- leases

@@ -119,12 +119,11 @@ class Coordinator:
         new = membership.join(run.state, request)
         if old is not None and old.there and old.boot != who.boot and not request.take_over:
             membership.check_place(old, who, run.leases.holder(site, old.boot, who.boot, now_s), run.timeouts.beat)
-        if new is not run.state:
-            if (wait_s := run.leases.retry_s(site, now_s)) > 0:
-                raise Refused("flapping", f"site {site} has joined too often of late: it may again in {wait_s:.1f} s", wait_s)
-            if old is None or old.boot != who.boot:
-                run.reports.pop(site, None)
+        if new is not run.state and (wait_s := run.leases.retry_s(site, now_s)) > 0:
+            raise Refused("flapping", f"site {site} has joined too often of late: it may again in {wait_s:.1f} s", wait_s)
         self._put(run, new)
+        if old is None or old.boot != who.boot:
+            run.reports.pop(site, None)  # of the process before; now that this one is in
         run.leases.renew(site, now_s)
         self.runs[who.run] = run
         member = membership.caller(run.state, who)

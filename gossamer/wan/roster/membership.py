@@ -134,7 +134,7 @@ def join(state: Membership, request: Join) -> Membership:
     """A site comes, comes back, or asks again.
 
     Raises:
-        Refused: foreign (another configuration, layout, release: named), full, or an address that the others cannot use.
+        Refused: foreign (another configuration, layout, release: named), full, over, or an address that the others cannot use.
     """
     who = request.caller
     if different := differences(state.spec, request.spec):
@@ -146,6 +146,8 @@ def join(state: Membership, request: Join) -> Membership:
     old = state.find(who.site)
     if old is not None and old.boot == who.boot and old.there:
         return state  # the answer to the first request was lost
+    if state.ended is not None and (old is None or old.boot != who.boot):  # whoever is in it at its end may still have things to do
+        raise Refused("full", is_over(state.spec.run, state.ended.site))
     seat = old.seat if old is not None else _free_seat(state, who.site, request.seat)
     _check_address(state, who.site, request.card)
     if old is not None and old.boot == who.boot:
@@ -323,8 +325,6 @@ def _free_seat(state: Membership, site: str, wish: int | None) -> int:
     if wish is not None and wish < state.spec.seats and wish not in taken:
         return wish
     free = next((s for s in range(state.spec.seats) if s not in taken), None)
-    if free is None and state.ended is not None:
-        raise Refused("full", is_over(state.spec.run, state.ended.site))
     if free is None:
         spec, names = state.spec, ", ".join(f"{m.site} {'there' if m.there else 'out'}" for m in state.members)
         raise Refused(
