@@ -6,6 +6,7 @@ import http.client
 import io
 import json
 import os
+import shlex
 import socket
 import struct
 import threading
@@ -17,11 +18,13 @@ import pytest
 from report_folders import make_plan, make_run, read_lines, write_lines
 from rich.console import Console
 
+from gossamer.app.folder import RunFolder
 from gossamer.core.errors import BadInput
 from gossamer.report import watch as command
-from gossamer.report.live import load
+from gossamer.report.live import load, version
 from gossamer.report.serve import Live, Server
 from gossamer.report.standing import Watcher
+from gossamer.report.words import goes_on
 
 
 def shown(folder: Path, width: int = 100, **changes: bool) -> str:
@@ -83,6 +86,36 @@ def test_a_site_knows_of_itself_alone(tmp_path: Path) -> None:
     assert states == ["no record here", "no record here", "running", "no record here"]
     quiet = Watcher(now_s=last_s + 3600.0).look(load(folder)).workers[2]
     assert quiet.state == "silent for 60 min"
+
+
+def stopped(folder: Path, checkpoint: int | None, command: str = "gossamer train --workers 4 --resume") -> Path:
+    RunFolder(folder).was_stopped(checkpoint, command)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "words"),
+    [
+        (3, "stopped after round 3; go on with: gossamer train --workers 4 --resume {}"),
+        (2, "stopped after round 3; go on from the checkpoint of round 2 with: gossamer train --workers 4 --resume {}"),
+        (None, "stopped after round 3, before its first checkpoint: begin it again, with another --out"),
+    ],
+)
+def test_a_run_that_was_stopped_says_so_and_how_it_goes_on(tmp_path: Path, checkpoint: int | None, words: str) -> None:
+    folder = halfway(tmp_path / "a run")
+    going = version(folder)
+    assert "goes on" in shown(folder) and " left" in shown(folder)
+    text, words = shown(stopped(folder, checkpoint)), words.format(shlex.quote(str(folder)))
+    assert "  stopped, " in text and words.replace(" ", "") in "".join(text.split()), "however it is wrapped"
+    assert "goes on" not in text and " left" not in text and "running" not in text and "behind" not in text
+    assert {w.state for w in Watcher(now_s=1e12).look(load(folder)).workers} == {"stopped"}
+    assert version(folder) != going
+    assert f"it was {words}" in goes_on([load(folder)])
+    RunFolder(folder).goes_on()
+    assert version(folder) == going and "goes on" in shown(folder)
+    stopped(folder, checkpoint)
+    (folder / "stopped.json").write_text('{"checkpoint": "x"')
+    assert "goes on" in shown(folder), "what cannot be read says nothing"
 
 
 def _later(watcher: Watcher, now_s: float) -> Watcher:

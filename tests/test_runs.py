@@ -17,6 +17,7 @@ import pytest
 from coordinator_toys import eventually
 from small_runs import command, corpus, flags, forked, mixture, settings
 
+from gossamer.app import train
 from gossamer.app.config import dump, load, override
 from gossamer.app.folder import RunFolder
 from gossamer.app.job import resolve
@@ -27,6 +28,8 @@ from gossamer.core.errors import Stopped
 from gossamer.net.fork import Forked
 from gossamer.net.launch import launch
 from gossamer.report import page, read, table
+from gossamer.report.stopped import Stop, stop_of
+from gossamer.train import checkpoint
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -105,7 +108,9 @@ def test_a_simulation_stopped_and_resumed_is_the_uninterrupted_one(method: str, 
             quiet_run(sets, tmp_path / "cut")
     assert not (tmp_path / "cut" / "summary.json").exists()
     folder = RunFolder.existing(tmp_path / "cut")
+    assert stop_of(folder.path) == Stop(checkpoint.newest(folder.checkpoints), "gossamer simulate --resume")
     simulate(resolve(load([tmp_path / "cut" / "config.toml"])), resume=folder, quiet=True)
+    assert stop_of(folder.path) is None
     got = summary(tmp_path / "cut")
     assert got["params_sha256"] == want["params_sha256"]
     if method != "gasloc_late":  # what was in flight is sent again
@@ -255,6 +260,27 @@ def test_a_killed_worker_is_named_and_the_run_resumes(text: Path, tmp_path: Path
         range(1, 41)
     )
     assert "GeoMesh" in page.render([read.Run.load(out)]) or "geomesh" in page.render([read.Run.load(out)])
+
+
+def test_a_real_run_that_is_stopped_leaves_word_of_it_until_it_goes_on(text: Path, tmp_path: Path, monkeypatch) -> None:
+    job, out = resolve(load([], settings(text, method__name="diloco", fleet__name='"uniform-2"'))), tmp_path / "run"
+    codes, seen = [130, 143, 0], []
+
+    def launched(*_: object, **__: object) -> int:
+        seen.append(stop_of(out))
+        return codes.pop(0)
+
+    for name in ("latest", "newest"):
+        monkeypatch.setattr(checkpoint, name, lambda folder: 3)
+    monkeypatch.setattr(train, "launch", launched)
+    for name in ("check_model", "load_early"):
+        monkeypatch.setattr(train, name, lambda *_: None)
+    for resume in (False, True):
+        with pytest.raises(Stopped, match=f"round 3; go on with: gossamer train --workers 2 --resume {out}"):
+            train.launch_local(job, out, resume=resume)
+        assert stop_of(out) == Stop(3, "gossamer train --workers 2 --resume")
+    train.launch_local(job, out, resume=True)
+    assert seen == [None] * 3 and stop_of(out) is None, "while its workers train it is not stopped"
 
 
 def test_torchrun_starts_workers_as_well(text: Path, tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from gossamer.core.errors import BadInput, RunFailed
 
 LOGS = "logs"
 """Of a run folder: what its processes print. It may be there first."""
+STOPPED = "stopped.json"
+"""Of a run folder: there while the run is stopped, after a signal."""
 TOKENIZER = "tokenizer"
 """Of a run folder: the tokenizer, unless it is plain bytes. So the folder needs no data to tell what its model says."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
@@ -149,6 +151,20 @@ class RunFolder:
     def finished(self) -> bool:
         """Whether the run has come to its end: the summary is written last."""
         return (self.path / "summary.json").is_file()
+
+    def was_stopped(self, checkpoint: int | None, command: str) -> None:
+        """Leaves word for those who look at the folder. A full disk costs that word alone.
+
+        Args:
+            checkpoint: the round of the last whole one.
+            command: what goes on with it; the folder follows.
+        """
+        with suppress(RunFailed):
+            write_atomically(self.path / STOPPED, json.dumps({"checkpoint": checkpoint, "command": command}) + "\n")
+
+    def goes_on(self) -> None:
+        """Takes that word back."""
+        (self.path / STOPPED).unlink(missing_ok=True)
 
     def facts(self) -> dict[str, Any]:
         """What `create` was given.

@@ -98,7 +98,12 @@ def simulate(
     else:
         folder = begin(out or default_path(job.title), job, facts_of(job, corpus, "sim"), corpus.tokenizer)
     with alone_in(folder.path):
-        return _simulated(job, folder, corpus, network, round0, quiet=quiet, lean=lean)
+        folder.goes_on()
+        try:
+            return _simulated(job, folder, corpus, network, round0, quiet=quiet, lean=lean)
+        except (KeyboardInterrupt, Stopped):
+            folder.was_stopped(checkpoint.newest(folder.checkpoints), "gossamer simulate --resume")
+            raise
 
 
 def _simulated(

@@ -117,6 +117,7 @@ def launch_local(job: Job, out: Path, *, resume: bool = False, back_to: int | No
         return None if found is None else f"round {found}; go on with: gossamer train --workers {job.n} --resume {out}"
 
     with alone_in(out):
+        RunFolder(out).goes_on()
         code = launch(
             processes(job),
             [sys.executable, "-m", "gossamer", "train", *given],
@@ -127,6 +128,8 @@ def launch_local(job: Job, out: Path, *, resume: bool = False, back_to: int | No
             seats=seats_of(job),
             modules=modules,
         )
+        if code in (130, 143):
+            RunFolder(out).was_stopped(checkpoint.newest(out / "checkpoints"), f"gossamer train --workers {job.n} --resume")
     if code in (130, 143):
         raise Stopped(f"stopped; last whole checkpoint: {last() or 'none yet'}")
     if code == 2:
@@ -183,11 +186,15 @@ def work(job: Job, out: Path, *, resume: bool = False, back_to: int | None = Non
                 return folder.path
         if round0 := _first_round(group, folder) if resume else 0:
             check_model(job, folder, round0)
+        if tells := group.me == 0 and STORE_ENV not in os.environ:  # our launcher does it itself
+            folder.goes_on()
         state, hooks = _run(job, group, folder, corpus, round0, loggers)
         collect(job, group, folder, hooks, state)
         if folder.finished and group.me == group.living[0]:  # where everybody's records are
             loggers.rest(folder.read_lines("metrics.jsonl"), told=0)
         stopped = group.stopped_by
+        if stopped and tells:
+            folder.was_stopped(checkpoint.newest(folder.checkpoints), "the same torchrun command with --resume")
     if stopped:
         raise SystemExit(128 + stopped)
     return folder.path

@@ -14,12 +14,13 @@ from gossamer.core.errors import BadInput
 from gossamer.report.planned import PLAN, Planned, planned_of
 from gossamer.report.read import CONFIG, CONSENSUS, METRICS, SUMMARY, TRACE, Run, config_of
 from gossamer.report.records import Close, Evaluation, Event, Round, Told, lines, span_of, told_of
+from gossamer.report.stopped import STOPPED, stop_of
 
 
 def files(folder: Path) -> list[Path]:
     """What is read: the records of the run where they have been put together, those of its workers before."""
     found = [path for name in (METRICS, TRACE) for path in sorted(folder.glob(f"workers/*/{name}"))]
-    whole = [folder / name for name in (CONFIG, PLAN, METRICS, TRACE, SUMMARY, CONSENSUS)]
+    whole = [folder / name for name in (CONFIG, PLAN, METRICS, TRACE, SUMMARY, CONSENSUS, STOPPED)]
     return [path for path in [*whole, *found] if path.is_file()]
 
 
@@ -65,6 +66,7 @@ def load(folder: Path | str, spans: bool = True) -> Run:
         planned=planned,
         torn=(),  # lines are being written: not worth a word
         finished=False,
+        stopped=stop_of(folder),
     )
 
 

@@ -23,6 +23,7 @@ from typing import Any
 from gossamer.core.errors import BadInput
 from gossamer.report.planned import Planned, planned_of
 from gossamer.report.records import Close, Evaluation, Replanned, Round, Span, damage, lines, span_of, told_of
+from gossamer.report.stopped import Stop
 
 CONFIG, METRICS, TRACE, SUMMARY = "config.toml", "metrics.jsonl", "trace.jsonl", "summary.json"
 CONSENSUS = "consensus.json"
@@ -84,6 +85,8 @@ class Run:
     """Files whose last line was cut short (the run died while writing) and was left out."""
     finished: bool = True
     """False: it goes on, or was broken off, and `summary` is of what has been so far."""
+    stopped: Stop | None = None
+    """It was stopped, and does not go on now."""
 
     @classmethod
     def load(cls, folder: Path | str) -> Run:

@@ -11,6 +11,7 @@ from pathlib import Path
 from gossamer.report.curves import curves
 from gossamer.report.read import CONFIG, METRICS, Run
 from gossamer.report.records import Round
+from gossamer.report.stopped import said
 from gossamer.report.words import fleet_name, plain_label, worker_name, worker_names
 
 RECENT = 5
@@ -37,7 +38,7 @@ class Standing:
     """Share of its recent time that it waited."""
     sent_bytes: float
     state: str
-    """running, behind, silent, absent, done, no record here."""
+    """running, behind, silent, absent, done, stopped, no record here."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ class Progress:
     title: str
     world: str
     finished: bool
+    stopped: str
+    """It was, and how it goes on, in words; empty: it was not."""
     round: int
     """Completed by all that are there."""
     rounds: int | None
@@ -85,13 +88,14 @@ class Watcher:
         planned = run.planned.rounds if run.planned else _configured(run)
         round_s, tokens_s = self._pace(run, done, tokens)
         left_s = None
-        if planned and round_s is not None and not run.finished:
+        if planned and round_s is not None and not run.finished and not run.stopped:
             left_s = max(0.0, round_s * (planned - done))
         (points,), what = curves([run])
         return Progress(
             title=plain_label(run) + (f" on {fleet}" if (fleet := fleet_name(run)) else ""),
             world=str(run.summary["world"]),
             finished=run.finished,
+            stopped=said(run.stopped, run.folder, done) if run.stopped else "",
             round=done,
             rounds=planned,
             clock_s=run.number("wall_s") or 0.0,
@@ -157,6 +161,8 @@ def _state(run: Run, i: int, mine: list[Round], front: int, planned: int | None,
         return "absent"
     if run.finished or (planned and mine and mine[-1].round >= planned):
         return "done"
+    if run.stopped:
+        return "stopped"
     if not mine:
         return "no record here" if run.rounds else "starting"
     own = run.folder / "workers" / str(i) / METRICS

@@ -53,6 +53,8 @@ class View:
         p, width = self._progress, options.max_width
         plain = (options.encoding or "").lower() not in ("utf-8", "utf8")
         parts: list[object] = [self._head(), self._bar(width)]
+        if p.stopped:
+            parts.append(Text(p.stopped, style="yellow"))
         if p.losses:
             line = Text(f"{p.what} ", style="dim")
             line.append(sparkline(p.losses, max(8, min(60, width - 44)), PLAIN if plain else BARS), style="cyan")
@@ -67,7 +69,7 @@ class View:
 
     def _head(self) -> Text:
         p = self._progress
-        state = "finished" if p.finished else "goes on" if p.round else "has begun"
+        state = "finished" if p.finished else "stopped" if p.stopped else "goes on" if p.round else "has begun"
         clock_name = "virtual clock" if p.world == "sim" else "clock"
         return Text.assemble((tidy(p.title, 40), "bold"), f"  {state}, {clock_name} {clock(p.clock_s)}")
 

@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import PurePath
 from typing import Any, TypeAlias
 
+from gossamer.report import stopped
 from gossamer.report.read import Run
 from gossamer.report.records import KINDS
 
@@ -245,7 +246,11 @@ def goes_on(runs: Sequence[Run]) -> str:
     for label, run in zip(labels(runs), runs, strict=True):
         if not run.finished:
             of = f" of {run.planned.rounds:,}" if run.planned else ""
-            said.append(f"{label} has not finished: round {int(run.summary['rounds']):,}{of} is what all workers have completed")
+            done = int(run.summary["rounds"])
+            what = f"round {done:,}{of} is what all workers have completed"
+            if run.stopped:
+                what = f"it was {stopped.said(run.stopped, run.folder, done)}"
+            said.append(f"{label} has not finished: {what}")
     return f"{'; '.join(said)}. All numbers are of what has been so far." if said else ""
 
 

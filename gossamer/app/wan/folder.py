@@ -59,6 +59,7 @@ class SiteFolder(RunFolder):
                     f"site {self._mine['site']} has seat {seat} of run {self._mine['run']} now, and had seat {self.seat} in {self.path}: "
                     "choose another folder with --out; it takes the state of another site"
                 )
+            self.goes_on()
             return
         facts = facts_of(self._job, self._corpus, "wan") | self._mine | {"seat": seat}
         begin(self.path, self._job, facts, self._corpus.tokenizer)

@@ -161,6 +161,7 @@ class SiteRun:
                     if self.hosting:  # its servers have gone on since the last boundary
                         hooks.save(again=True)
                     self.ranks.save()
+                    folder.was_stopped(checkpoint.newest(folder.checkpoints), "the same gossamer wan join with --out")
                 self.client.leave(2.0 if self.client.there else 0.5)
                 self._say(
                     f"site {self.where.site} has left run {self.spec.run} after round {holding.held.state.round}{goes_on_from(folder)}"
