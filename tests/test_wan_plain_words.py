@@ -56,15 +56,29 @@ def test_what_a_peer_says_stays_as_it_is() -> None:
     assert "a site says: Connection refused" in calls._words(error) and "a site says: Connection refused" in words(error)
 
 
-def test_a_coordinator_that_comes_back_is_announced_as_its_absence_was(caplog: pytest.LogCaptureFixture) -> None:
-    """A site's log shows warnings."""
-    client = CoordinatorClient(calls.plain("127.0.0.1:1"), quick(), "a", Card(address=None))
-    client._calls._lost("it refuses the connection")
+def test_a_coordinator_that_comes_back_is_announced_as_its_absence_was(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A site's log shows warnings. That the coordinator was slow for a moment is none."""
+    client, now = CoordinatorClient(calls.plain("127.0.0.1:1"), quick(), "a", Card(address=None)), [100.0]
+    monkeypatch.setattr(calls, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    beat_s = client.timeouts.beat
+    for _ in range(3):
+        client._calls._lost("no answer in time")
+        assert client.away_s == 0.0, "known at once"
+        now[0] += beat_s
+        client._calls._lost("no answer in time")
+        client._calls.reached()
+    assert client.away_s is None and not caplog.records
+    for waited_s in (0.0, 5 * beat_s, beat_s):
+        now[0] += waited_s
+        client._calls._lost("it refuses the connection")
     client._calls.reached()
     client._calls.reached()
     client.close()
     said = [r.message for r in caplog.records if r.levelno >= logging.WARNING]
-    assert len(said) == 2 and "does not answer (it refuses the connection)" in said[0] and "answers again, after 0.0 s" in said[1]
+    assert len(said) == 2 and "does not answer (it refuses the connection)" in said[0]
+    assert f"answers again, after {6 * beat_s:.1f} s" in said[1]
 
 
 class Asked:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from coordinator_toys import caller, quick
 from small_runs import flags, settings
 from trust_toys import identity, sites
 from wan_run_toys import field
@@ -30,10 +31,12 @@ from gossamer.cli import main
 from gossamer.core.errors import BadInput, RunFailed
 from gossamer.core.tree import master
 from gossamer.train import checkpoint
+from gossamer.wan.deadlines import Timeouts
 from gossamer.wan.roster.calls import Away, ask_status, plain
 from gossamer.wan.roster.client import CoordinatorClient
-from gossamer.wan.roster.records import Card, Member, Report, Roster, Spec
+from gossamer.wan.roster.records import Card, Member, Propose, Report, Roster, Spec, Verdict
 from gossamer.wan.roster.service import CoordinatorServer
+from gossamer.wan.roster.sessions import NotYet, Sessions
 from gossamer.wan.trust.diagnose import speaks_tls
 from gossamer.wan.trust.guard import Guard
 
@@ -190,6 +193,35 @@ def test_what_passes_by_itself_is_not_said() -> None:
     for text in ("a", "b", "c", "c", "b", "c"):
         waiting.still(text)
     assert said == ["c"]
+
+
+class Sluggish:
+    """A coordinator that does not always answer in time, as a site has it."""
+
+    def __init__(self) -> None:
+        self.spec, self.seat, self.session, self.astray, self.away_s = quick(), 0, None, None, None
+        self.caller, self.timeouts = caller("lyon"), Timeouts.of(quick().floor_s)
+        self.roster = Roster(run="demo", revision=1, epoch=1, generation=0, members=(), session=None)
+
+    def hand_in(self, timeout_s: float) -> None:
+        if self.away_s is not None:
+            raise Away("the coordinator does not answer (no answer in time)")
+
+    def propose(self, request: Propose, timeout_s: float) -> Verdict:
+        return Verdict(session=None, why="it begins with 3 sites")
+
+
+def test_a_coordinator_that_is_slow_for_a_moment_changes_nothing_of_what_is_waited_for() -> None:
+    said: list[str] = []
+    client: Any = Sluggish()
+    sessions, waiting = Sessions(client, alive=tuple, gone=tuple, ask=lambda seat, data: data), Waiting(said.append, twice=True)
+    moment_s, long_s = client.timeouts.beat, 1.1 * client.timeouts.beat
+    for client.away_s in (moment_s, moment_s, None, None, moment_s, moment_s, None, None, long_s, long_s, None, None):
+        with pytest.raises(NotYet) as found:
+            sessions.open(None, timeout_s=0.002)
+        if found.value.why:
+            waiting.still(found.value.why)
+    assert said == ["it begins with 3 sites", "the coordinator does not answer (no answer in time)", "it begins with 3 sites"]
 
 
 def test_who_is_there_and_who_is_not() -> None:

@@ -102,7 +102,8 @@ class Entrance:
             try:
                 return patiently(lambda: self._sessions.open(have, timeout_s=_OPEN_S), self._check)
             except NotYet as error:
-                waiting.still(waits(client.spec, client.roster, self._where.site, error.why))
+                if error.why:
+                    waiting.still(waits(client.spec, client.roster, self._where.site, error.why))
                 if client.news.plan:
                     self.check_over()
 

@@ -78,8 +78,8 @@ class Calls:
 
     Args:
         channel: makes the connection.
-        on_lost: told when an answer is missing for the first time, with the reason.
-        on_back: told when answers come again, with the seconds without.
+        on_lost: told when answers have been missing for more than a beat, with the reason. Who is slow for a moment is not worth a word.
+        on_back: told when answers come again after that, with the seconds without.
     """
 
     def __init__(self, channel: Channel, timeouts: Timeouts, *, on_lost: Callable[[str], None], on_back: Callable[[float], None]) -> None:
@@ -91,6 +91,8 @@ class Calls:
         self._on_lost, self._on_back = on_lost, on_back
         self._lock = threading.Lock()
         self._lost_s: float | None = None
+        self._told = False
+        """That it is away."""
         self._channel = channel(
             (
                 ("grpc.initial_reconnect_backoff_ms", max(20, round(1000 * t.backoff))),
@@ -172,7 +174,8 @@ class Calls:
             return
         with self._lock:
             lost_s, self._lost_s = self._lost_s, None
-        if lost_s is not None:
+            told, self._told = self._told, False
+        if lost_s is not None and told:
             self._on_back(time.monotonic() - lost_s)
 
     def close(self) -> None:
@@ -181,10 +184,15 @@ class Calls:
         self._channel.close()
 
     def _lost(self, why: str) -> None:
+        """A call was not answered."""
+        now_s = time.monotonic()
         with self._lock:
-            if self._lost_s is not None or self.over.is_set():
+            if self.over.is_set():
                 return
-            self._lost_s = time.monotonic()
+            self._lost_s = now_s if self._lost_s is None else self._lost_s
+            if self._told or now_s - self._lost_s <= self.timeouts.beat:
+                return
+            self._told = True
         self._on_lost(why)
 
 

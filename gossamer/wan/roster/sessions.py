@@ -36,7 +36,7 @@ class NotYet(RunFailed):
     def __init__(self, text: str, why: str) -> None:
         super().__init__(text)
         self.why = why
-        """That alone."""
+        """That alone; empty: nobody has said it yet."""
 
 
 class GoneOn(RunFailed):
@@ -76,6 +76,8 @@ class Sessions:
         self.on_missed: Callable[[], None] = lambda: None
         """Called at each of these."""
         self._seen: Session | None = None
+        self._why = ""
+        """What the next session waits for, as was said last."""
         self._known: dict[int, Session] = {}
 
     def remember(self, bound: Sequence[Session], keep: Callable[[tuple[Session, ...]], None]) -> None:
@@ -114,13 +116,15 @@ class Sessions:
             Refused: by the coordinator, for good.
             RunFailed: this site has left the run, or is out of it for good.
         """
-        until_s, why = time.monotonic() + timeout_s, "nobody has answered"
+        until_s = time.monotonic() + timeout_s
         while (left_s := until_s - time.monotonic()) > 0:
             session, said = self._step(have, left_s)
             if session is not None:
+                self._why = ""
                 return session
-            why = said or why
-        raise NotYet(f"run {self._client.spec.run}, no session within {timeout_s:.4g} s: {why}", why)
+            self._why = said or self._why
+        what = self._why or "nobody has answered"
+        raise NotYet(f"run {self._client.spec.run}, no session within {timeout_s:.4g} s: {what}", self._why)
 
     def _step(self, have: Have | None, left_s: float) -> tuple[Session | None, str]:
         """Asks once. The session; or what is missing."""
@@ -215,8 +219,9 @@ class Sessions:
         try:
             client.hand_in(left_s)
             return client.propose(request, min(left_s, client.timeouts.lease))
-        except Away as error:
-            return Verdict(session=None, why=str(error))
+        except Away as error:  # who is slow for a moment changes nothing of what is waited for
+            lasts = (client.away_s or 0.0) > client.timeouts.beat
+            return Verdict(session=None, why=str(error) if lasts else "")
         except Refused as error:
             retry_s = error.refusal.retry_s
             if error.code == "conflict":  # sessions that nobody has entered, of which the coordinator does not know
