@@ -304,7 +304,7 @@ def wan_coordinator(
 
 @wan_app.command("join")
 def wan_join(
-    site: Annotated[str, typer.Option("--site", metavar="SITE", help="Id of this site.", show_default=False)],
+    site: Annotated[str, typer.Option("--site", metavar="SITE", help="Id of this site: a-z, 0-9 and -.", show_default=False)],
     coordinator: Annotated[str, typer.Option("--coordinator", metavar="HOST:PORT", help="Where the coordinator is.", show_default=False)],
     configs: Configs = None,
     sets: Sets = None,

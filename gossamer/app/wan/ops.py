@@ -26,7 +26,7 @@ from gossamer.wan.relay.server import RelayServer
 from gossamer.wan.roster.calls import Away, Channel, ask_status, plain
 from gossamer.wan.roster.calls import forget as ask_forget
 from gossamer.wan.roster.records import Session, Status
-from gossamer.wan.trust.certificates import Identity
+from gossamer.wan.trust.certificates import Identity, check_site
 from gossamer.wan.trust.diagnose import speaks_tls
 from gossamer.wan.trust.dial import Dial
 from gossamer.wan.trust.doors import Anybody
@@ -60,6 +60,8 @@ def check(
         BadInput: what was given cannot be.
         RunFailed: something is wrong; all of it has been printed.
     """
+    if site is not None:
+        check_site(site, "--site")
     logging.getLogger("gossamer").addHandler(logging.NullHandler())  # the findings say it all
     mine = identity_of(identity)
     name = site or (mine.site if mine else "site")

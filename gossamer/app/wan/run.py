@@ -31,6 +31,7 @@ from gossamer.wan.dialback import check_handlers
 from gossamer.wan.metrics import CoordinatorMetrics
 from gossamer.wan.relay.server import RelayServer
 from gossamer.wan.roster.service import CoordinatorServer
+from gossamer.wan.trust.certificates import check_site
 from gossamer.wan.trust.guard import AioGuard, Guard, caller_of, ended_of
 from gossamer.wan.trust.terms import check_bind
 
@@ -91,8 +92,12 @@ def coordinator(
 
 def join(configs: Sequence[Path], sets: Sequence[str], where: Where, *, out: Path | None, log_format: Format = "text") -> None:
     """`gossamer wan join`."""
+    check_site(where.site, "--site")
+    config = load(configs, sets)
+    for named in config.wan.sites:
+        check_site(named, "wan.sites names site")
     place = set_up_logs(log_format, site=where.site, run="-", level=logging.INFO if log_format == "json" else logging.WARNING)
-    job = resolve(load(configs, sets))
+    job = resolve(config)
     check_loggers(job.config.log)
     place.run = run_name(job)
     path = out or (Path(job.config.run.out) if job.config.run.out else default_path(f"{job.title}-{where.site}"))

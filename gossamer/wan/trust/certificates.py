@@ -51,14 +51,17 @@ def date(when: datetime) -> str:
     return f"{when.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
 
 
-def check_site(site: str) -> str:
-    """A site id, if it is one.
+def check_site(site: str, what: str = "site") -> str:
+    """A site id, if it is one. The one place that says what is.
+
+    Args:
+        what: says it, for the message.
 
     Raises:
         BadInput: it could not be part of a host name.
     """
     if not _SITE.fullmatch(site):
-        raise BadInput(f"site {site!r}: expected 1 to 63 of a-z, 0-9 and -, beginning and ending with a letter or a digit")
+        raise BadInput(f"{what} {site!r}: expected 1 to 63 of a-z, 0-9 and -, beginning and ending with a letter or a digit")
     return site
 
 
