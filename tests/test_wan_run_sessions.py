@@ -93,11 +93,13 @@ def test_leaving_waiting_below_the_least_and_a_coordinator_that_dies(text: Path,
         assert "stopping at the end of the round; once more ends at once" in run.log("oslo")
         assert re.search(r"site oslo has left run \S+ after round (\d+): there is a checkpoint of round \1 in ", run.log("oslo"))
         run.says("lyon", r"it needs 2 \(wan\.min_sites\); without oslo")
+        run.says("lyon", r"(?m)^site oslo has left$")  # though no session opens without it
         run.kill("coordinator")
         run.ends("coordinator", code=-signal.SIGKILL)
         run.coordinator()
         run.join("oslo")
         run.ends("lyon", "oslo")
+        assert [run.log("lyon").count(f"\nsite oslo {what}\n") for what in ("has left", "is back")] == [1, 1]
         summary = run.summary("lyon")
         assert summary["dead"] == [] and summary["rounds"] == rounds and len(set(summary["params_sha256"])) == 1
         for seat in (0, 1):

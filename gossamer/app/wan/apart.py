@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from gossamer.core.ranges import Ranges
 from gossamer.real.group import Group
 from gossamer.wan.neighbours import Neighbours
-from gossamer.wan.roster.records import Spec
+from gossamer.wan.roster.records import Member, Spec
 
 
 class Missing:
@@ -20,6 +20,8 @@ class Missing:
     def __init__(self, say: Callable[[str], None], called: Callable[[int], str]) -> None:
         self._say, self._called = say, called
         self._gone: set[int] = set()
+        self._left: set[int] = set()
+        """Who of these went of its own will, as the roster said."""
         self._members: frozenset[int] = frozenset()
 
     def lost(self, seat: int, why: str, then: str) -> None:
@@ -28,15 +30,29 @@ class Missing:
             self._gone.add(seat)
             self._say(f"{self._called(seat)} is gone ({why}): {then}")
 
+    def listed(self, members: Iterable[Member]) -> None:
+        """What the roster says of the sites, while no session opens: who of the last one has left, and who of these is there again."""
+        for member in members:
+            if member.left and member.seat in self._members - self._gone:
+                self._gone.add(member.seat)
+                self._left.add(member.seat)
+                self._say(f"{self._called(member.seat)} has left")
+            elif member.there and member.seat in self._left:
+                self._is_back(member.seat)
+
     def met(self, members: Iterable[int]) -> None:
         """These have met in a session."""
         before, self._members = self._members, frozenset(members)
         for seat in sorted(self._members & self._gone):
-            self._gone.discard(seat)
-            self._say(f"{self._called(seat)} is back")
+            self._is_back(seat)
         for seat in sorted(before - self._members - self._gone):
             self._gone.add(seat)
             self._say(f"{self._called(seat)} has left")
+
+    def _is_back(self, seat: int) -> None:
+        self._gone.discard(seat)
+        self._left.discard(seat)
+        self._say(f"{self._called(seat)} is back")
 
 
 class Apart:

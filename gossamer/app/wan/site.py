@@ -103,7 +103,7 @@ class SiteRun:
         self.ops.coordinator(lambda: self.client.there)
         self.deadline = Deadline(self.spec.floor_s, self.spec.spread)
         self._missing = Missing(self._say, self.presence.called)
-        self.entrance = Entrance(self.client, self.sessions, where, self._say, self._check)
+        self.entrance = Entrance(self.client, self.sessions, where, self._say, self._missing, self._check)
         self.folder: SiteFolder
 
     # ---- life

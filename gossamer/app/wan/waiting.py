@@ -8,6 +8,7 @@ from contextlib import suppress
 from functools import partial
 
 from gossamer.app.progress import duration
+from gossamer.app.wan.apart import Missing
 from gossamer.app.wan.meeting import patiently
 from gossamer.app.wan.presence import Where
 from gossamer.core.errors import BadInput, RunFailed
@@ -57,13 +58,21 @@ class Entrance:
     """A site's way into its run, and into each of its sessions.
 
     Args:
+        missing: told who is listed, while no session opens.
         check: raises what ends the waiting, such as a signal.
     """
 
     def __init__(
-        self, client: CoordinatorClient, sessions: Sessions, where: Where, say: Callable[[str], None], check: Callable[[], None]
+        self,
+        client: CoordinatorClient,
+        sessions: Sessions,
+        where: Where,
+        say: Callable[[str], None],
+        missing: Missing,
+        check: Callable[[], None],
     ) -> None:
         self._client, self._sessions, self._where, self._say, self._check = client, sessions, where, say, check
+        self._missing = missing
 
     def join(self) -> None:
         """Joins the run, when the coordinator answers.
@@ -102,6 +111,7 @@ class Entrance:
             try:
                 return patiently(lambda: self._sessions.open(have, timeout_s=_OPEN_S), self._check)
             except NotYet as error:
+                self._missing.listed(client.roster.members)
                 if error.why:
                     waiting.still(waits(client.spec, client.roster, self._where.site, error.why))
                 if client.news.plan:

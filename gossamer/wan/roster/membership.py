@@ -151,7 +151,7 @@ def join(state: Membership, request: Join) -> Membership:
     seat = old.seat if old is not None else _free_seat(state, who.site, request.seat)
     _check_address(state, who.site, request.card)
     if old is not None and old.boot == who.boot:
-        new = _as(old, there=True, card=request.card, fault="")
+        new = _as(old, there=True, card=request.card, left=False, fault="")
     else:
         before = {"ever": old.ever, "session": old.session} if old is not None else {}
         new = _as(Member(site=who.site, seat=seat, boot=who.boot, card=request.card, bootstrap=request.bootstrap), **before)
@@ -202,7 +202,7 @@ def leave(state: Membership, who: Caller) -> Membership:
     member = state.find(who.site)
     if member is None or member.boot != who.boot or not member.there:
         return state
-    gone = _put(state, _as(member, there=False, inside=False))
+    gone = _put(state, _as(member, there=False, inside=False, left=True))
     gone = _changed(_with(gone, left=(*state.left, member.seat)))
     return gone if state.ended is not None else gone.counting("leaves")
 

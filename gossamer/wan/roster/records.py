@@ -18,8 +18,7 @@ from gossamer.wan.roster.messages import Hash, Name, Record, Round, Seconds, Tex
 PROTOCOL = 1
 """Version of these messages. Another one is another service, which the caller is told."""
 
-MAX_VALUE_CHARS = 1 << 20
-MAX_SEATS, MAX_BOUND = 4096, 32
+MAX_VALUE_CHARS, MAX_SEATS, MAX_BOUND = 1 << 20, 4096, 32
 
 Boot: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 """Which process of a site: 128 random bits, drawn at its start."""
@@ -146,7 +145,7 @@ class Session(Record):
 
 
 class Member(Record):
-    """A site of a run, there or not. `fault`: what is wrong with its certificate, where that has put it out."""
+    """A site of a run, there or not. `left`: of its own will. `fault`: what is wrong with its certificate, where that has put it out."""
 
     site: Name
     seat: Seat
@@ -161,6 +160,7 @@ class Member(Record):
     """The latest that it was let into."""
     bootstrap: bool = False
     """It was told to begin from its state."""
+    left: bool = False
     fault: Text = ""
 
     @property
