@@ -1,14 +1,25 @@
-"""Names of sites that are none."""
+"""Names of sites that are none, and commands that a coordinator advises, as they are typed at a site."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from coordinator_toys import X0, quick
 
 from gossamer.app.wan import ops, run
+from gossamer.app.wan.apart import Missing
+from gossamer.app.wan.presence import Where
+from gossamer.app.wan.waiting import Entrance, advice
 from gossamer.cli import main
-from gossamer.core.errors import RunFailed
+from gossamer.core.errors import BadInput, RunFailed
+from gossamer.wan.roster.calls import plain
+from gossamer.wan.roster.client import CoordinatorClient
+from gossamer.wan.roster.ended import OVER, to_forget
+from gossamer.wan.roster.records import Card, Plan
+from gossamer.wan.roster.service import CoordinatorServer
+from gossamer.wan.roster.sessions import Sessions
 
 EXPECTED = "expected 1 to 63 of a-z, 0-9 and -, beginning and ending with a letter or a digit"
 
@@ -41,3 +52,32 @@ def test_nor_is_it_in_the_configuration(capsys: pytest.CaptureFixture[str]) -> N
     assert main([*asked, "--set", 'wan.sites=["a-1", "B_2"]']) == 2
     assert f"wan.sites names site 'B_2': {EXPECTED}" in capsys.readouterr().err
     assert main([*asked, "--set", 'wan.sites=["a-1", "b-2"]']) == 1 and "it went on" in capsys.readouterr().err
+
+
+def test_what_a_site_that_is_refused_is_told_to_type_can_be_typed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run is over, and the next one has its id."""
+    with CoordinatorServer(tmp_path / "runs.db", "127.0.0.1:0", threads=16) as server:
+        where = Where("lyon", f"127.0.0.1:{server.port}")
+        first = CoordinatorClient(plain(where.coordinator), quick(seats=1, min_sites=1), "lyon", Card(address=None))
+        first.join(10.0)
+        assert Sessions(first, alive=tuple, gone=tuple, ask=lambda seat, data: data).open(X0, timeout_s=10.0).number == 1
+        first.publish(Plan(version=1, since=4, body=OVER + "lyon"), 10.0)
+        first.leave()
+        before = server.status()
+        for of in (quick(seats=1, min_sites=1), quick(seats=1, min_sites=1, configuration="f00")):
+            late: Any = CoordinatorClient(plain(where.coordinator), of, "lyon", Card(address=None))
+            missing = Missing(lambda text: None, str)
+            with pytest.raises(BadInput) as refused:
+                Entrance(late, Sessions(late, alive=tuple, gone=tuple, ask=late), where, lambda text: None, missing, lambda: None).join()
+            late.close()
+            assert server.status() == before and "forget the old one: gossamer" in str(refused.value)
+        typed = str(refused.value).partition(": gossamer ")[2].split()
+        assert main(typed) == 0, typed
+        assert "run demo is forgotten" in capsys.readouterr().out and not server.status().runs
+
+
+def test_a_command_has_the_options_of_who_shows_it() -> None:
+    where = Where("lyon", "198.51.100.9:7400", identity=Path("keys/lyon"), secret=Path("run.secret"))
+    wanted = "gossamer wan forget one --site SITE --coordinator 198.51.100.9:7400 --identity keys/lyon --secret run.secret, or"
+    assert advice(f"{to_forget('one', 'SITE')}, or", where) == wanted
+    assert advice("nothing to type", where) == "nothing to type"

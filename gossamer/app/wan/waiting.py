@@ -14,7 +14,7 @@ from gossamer.app.wan.presence import Where
 from gossamer.core.errors import BadInput, RunFailed
 from gossamer.wan.roster.calls import Away
 from gossamer.wan.roster.client import CoordinatorClient
-from gossamer.wan.roster.ended import OVER, is_over
+from gossamer.wan.roster.ended import AT, OVER, is_over
 from gossamer.wan.roster.messages import Refused, printable
 from gossamer.wan.roster.records import Have, Roster, Session, Spec
 from gossamer.wan.roster.sessions import NotYet, Sessions
@@ -95,7 +95,7 @@ class Entrance:
                 waiting.still(f"waiting for the coordinator at {self._where.coordinator}: {error}")
             except Refused as error:
                 if error.refusal.retry_s is None:
-                    raise BadInput(str(error)) from None
+                    raise BadInput(advice(str(error), self._where)) from None
                 if error.code != "taken":
                     raise
                 taken = taken or f"{error}; this one waits so long, or give --take-over"
@@ -113,7 +113,7 @@ class Entrance:
             except NotYet as error:
                 self._missing.listed(client.roster.members)
                 if error.why:
-                    waiting.still(waits(client.spec, client.roster, self._where.site, error.why))
+                    waiting.still(advice(waits(client.spec, client.roster, self._where.site, error.why), self._where))
                 if client.news.plan:
                     self.check_over()
 
@@ -128,7 +128,17 @@ class Entrance:
             plan = self._client.plan(self._client.timeouts.call)
             if plan is not None and plan.body.startswith(OVER):
                 self._client.leave()
-                raise BadInput(is_over(run, printable(plan.body.removeprefix(OVER))))
+                raise BadInput(advice(is_over(run, printable(plan.body.removeprefix(OVER))), self._where))
+
+
+def advice(text: str, where: Where) -> str:
+    """What a coordinator says, its commands with the options that they need at this site.
+
+    >>> advice("after gossamer wan forget first --coordinator HOST:PORT", Where("lyon", "127.0.0.1:7400"))
+    'after gossamer wan forget first --coordinator 127.0.0.1:7400'
+    """
+    given = (("--coordinator", where.coordinator), ("--identity", where.identity), ("--secret", where.secret))
+    return text.replace(AT, " ".join(f"{option} {value}" for option, value in given if value is not None))
 
 
 def waits(spec: Spec, roster: Roster, me: str, why: str) -> str:

@@ -13,6 +13,10 @@ OVER = "over "
 """How the plan begins that the site with the summary publishes when it has all; its name follows."""
 
 
+AT = "--coordinator HOST:PORT"
+"""In advice of a coordinator, which does not know where others reach it. Who shows the advice may (`gossamer.app.wan.waiting.advice`)."""
+
+
 class Ended(Record):
     """A run that has come to its end."""
 
@@ -30,9 +34,18 @@ def ended(site: str, body: str, round: int) -> Ended | None:
     return Ended(site=site, round=round, at=datetime.now(UTC).strftime("%Y-%m-%d %H:%M"))
 
 
+def to_forget(run: str, site: str | None = None) -> str:
+    """The command that has a run forgotten, or a site of it.
+
+    >>> to_forget("first"), to_forget("first", "SITE")
+    ('gossamer wan forget first --coordinator HOST:PORT', 'gossamer wan forget first --site SITE --coordinator HOST:PORT')
+    """
+    return f"gossamer wan forget {run}{'' if site is None else f' --site {site}'} {AT}"
+
+
 def is_over(run: str, site: str) -> str:
     """For who comes too late: `site` has the summary."""
     return (
         f"run {run} is over: its summary is at site {site}. For another run give it its own id: --set wan.run=NAME, or forget the old one: "
-        f"gossamer wan forget {run}"
+        f"{to_forget(run)}"
     )

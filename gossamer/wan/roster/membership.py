@@ -21,7 +21,7 @@ from pydantic import Field
 from gossamer.core.errors import BadInput
 from gossamer.wan.deadlines import Timeouts
 from gossamer.wan.roster.differing import differences
-from gossamer.wan.roster.ended import Ended, is_over
+from gossamer.wan.roster.ended import Ended, is_over, to_forget
 from gossamer.wan.roster.leases import Holder
 from gossamer.wan.roster.messages import Record, Refused
 from gossamer.wan.roster.records import Caller, Card, Count, Have, Join, Member, Number, Roster, Seats, Seed, Session, Spec
@@ -304,7 +304,7 @@ def _standing(state: Membership) -> str:
 
 
 def _or_forget(state: Membership) -> str:
-    return "" if state.living else f", or forget the old one: gossamer wan forget {state.spec.run}"
+    return "" if state.living else f", or forget the old one: {to_forget(state.spec.run)}"
 
 
 def _changed(state: Membership) -> Membership:
@@ -330,7 +330,7 @@ def _free_seat(state: Membership, site: str, wish: int | None) -> int:
         raise Refused(
             "full",
             f"all {spec.seats} seats of run {spec.run} belong to other sites ({names[:600]}): the seat of one that is out for good is "
-            f"free after gossamer wan forget {spec.run} --site SITE",
+            f"free after {to_forget(spec.run, 'SITE')}",
         )
     return free
 

@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
+from gossamer.wan.roster.ended import to_forget
 from gossamer.wan.roster.membership import Membership, in_sync
 from gossamer.wan.roster.messages import Refused
 from gossamer.wan.roster.records import Have, Member, Propose, Session
@@ -149,8 +150,8 @@ class Book:
                     return Opening(
                         None,
                         f"{len(members & base)} of the {len(base)} sites of the last session are here: too few to go on, without "
-                        f"{state.names(base - members)}; whoever is lost for good is not waited for after gossamer wan forget "
-                        f"{state.spec.run} --site SITE, or where one of the others is started with --bootstrap",
+                        f"{state.names(base - members)}; whoever is lost for good is not waited for after "
+                        f"{to_forget(state.spec.run, 'SITE')}, or where one of the others is started with --bootstrap",
                     )
         ready = {s: h for s, h in (haves if begins else current).items() if s in members}
         if begins and (why := self._too_early(state, members, ready, told, over)):
@@ -220,7 +221,7 @@ class Book:
         return (
             f"no process of session {last.number} is left, and {state.names(missing)} may have the latest state: "
             "start them again, or one of the others with --bootstrap; what is lost for good is not waited for after "
-            f"gossamer wan forget {state.spec.run} --site SITE"
+            f"{to_forget(state.spec.run, 'SITE')}"
         )
 
     def _valid(self, state: Membership) -> dict[int, Propose]:
