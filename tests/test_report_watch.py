@@ -118,6 +118,44 @@ def test_a_run_that_was_stopped_says_so_and_how_it_goes_on(tmp_path: Path, check
     assert "goes on" in shown(folder), "what cannot be read says nothing"
 
 
+def test_a_run_that_is_still_loading_says_so(tmp_path: Path) -> None:
+    folder = tmp_path / "a"
+    whole, slept = halfway(tmp_path / "b"), []
+    for name in ("metrics.jsonl", "trace.jsonl"):
+        (whole / name).unlink()
+    out = io.StringIO()
+
+    def sleep(seconds: float) -> None:
+        """It prints first, then makes its folder, and then trains to its end."""
+        slept.append(seconds)
+        if len(slept) == 1:
+            (folder / "logs").mkdir(parents=True)
+        if len(slept) == 3:
+            os.rename(whole / "config.toml", folder / "config.toml")
+        if len(slept) == 4:
+            assert "no round is completed yet" in shown(folder)
+            os.rename(whole / "plan.json", folder / "plan.json")
+        if len(slept) == 5:
+            assert "no round is completed yet" in shown(folder) and "starting" in shown(folder)
+            make_run(folder, rounds=2)
+        assert len(slept) < 7
+
+    command.watch(folder, Console(file=out, width=140), sleep=sleep)
+    told = out.getvalue()
+    assert "".join(told.split()).count(f"no run in {folder} yet: one that was just started is still loading".replace(" ", "")) == 1
+    assert "finished" in told
+    with pytest.raises(BadInput, match=r"is not a folder; a run that was just started is still loading"):
+        shown(tmp_path / "c")
+    slept.clear()
+    (tmp_path / "d").mkdir()
+    with pytest.raises(BadInput, match=r"it has no config\.toml; a run that was just started is still loading"):
+        command.watch(tmp_path / "d", Console(file=io.StringIO()), sleep=lambda seconds: slept.append(seconds))
+    assert sum(slept) == command.PATIENCE_S, "it is not waited for without end"
+    (tmp_path / "d" / "file").touch()
+    with pytest.raises(BadInput, match=r"it has no config\.toml"):
+        command.watch(tmp_path / "d", Console(file=io.StringIO()), sleep=lambda seconds: pytest.fail("it is something else"))
+
+
 def _later(watcher: Watcher, now_s: float) -> Watcher:
     watcher._fixed_s = now_s
     return watcher

@@ -16,6 +16,9 @@ from gossamer.report.read import CONFIG, CONSENSUS, METRICS, SUMMARY, TRACE, Run
 from gossamer.report.records import Close, Evaluation, Event, Round, Told, lines, span_of, told_of
 from gossamer.report.stopped import STOPPED, stop_of
 
+LOGS = "logs"
+"""What processes print may be there before anything else."""
+
 
 def files(folder: Path) -> list[Path]:
     """What is read: the records of the run where they have been put together, those of its workers before."""
@@ -36,6 +39,11 @@ def version(folder: Path) -> str:
     return hashlib.sha256("\n".join(marks).encode()).hexdigest()[:16]
 
 
+def loads(folder: Path) -> bool:
+    """Whether there is no run yet, and may be one soon: nothing is there, or what its processes print alone."""
+    return not folder.exists() or (folder.is_dir() and all(path.name == LOGS for path in folder.iterdir()))
+
+
 def load(folder: Path | str, spans: bool = True) -> Run:
     """The run in `folder`, finished or not. Torn last lines are left out.
 
@@ -49,7 +57,10 @@ def load(folder: Path | str, spans: bool = True) -> Run:
         return Run.load(folder)
     if not (folder / CONFIG).is_file():
         what = "is not a run folder: it has no config.toml" if folder.is_dir() else "is not a folder"
-        raise BadInput(f"{str(folder)!r} {what}; give the folder that a run writes to")
+        raise BadInput(
+            f"{str(folder)!r} {what}; a run that was just started is still loading, and makes its folder after that: look again in a "
+            "minute. Otherwise give the folder that a run writes to"
+        )
     config, planned, facts = config_of(folder / CONFIG), planned_of(folder), _facts(folder)
     n = len(facts.get("steps") or ()) or (planned.workers if planned else 0)
     metrics, trace = _records(folder, METRICS, n), _records(folder, TRACE, n) if spans else []

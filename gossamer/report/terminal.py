@@ -55,6 +55,8 @@ class View:
         parts: list[object] = [self._head(), self._bar(width)]
         if p.stopped:
             parts.append(Text(p.stopped, style="yellow"))
+        elif not p.finished and not p.round and not p.losses:
+            parts.append(Text("no round is completed yet: its workers are loading, or in their first", style="dim"))
         if p.losses:
             line = Text(f"{p.what} ", style="dim")
             line.append(sparkline(p.losses, max(8, min(60, width - 44)), PLAIN if plain else BARS), style="cyan")
