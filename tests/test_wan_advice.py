@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from coordinator_toys import X0, quick
+from small_runs import flags, settings
 
+from gossamer.app.config import load
+from gossamer.app.job import resolve
 from gossamer.app.wan import ops, run
 from gossamer.app.wan.apart import Missing
 from gossamer.app.wan.presence import Where
+from gossamer.app.wan.spec import spec_of
 from gossamer.app.wan.waiting import Entrance, advice
 from gossamer.cli import main
 from gossamer.core.errors import BadInput, RunFailed
@@ -20,6 +25,8 @@ from gossamer.wan.roster.ended import OVER, to_forget
 from gossamer.wan.roster.records import Card, Plan
 from gossamer.wan.roster.service import CoordinatorServer
 from gossamer.wan.roster.sessions import Sessions
+
+pytestmark = pytest.mark.usefixtures("cache")
 
 EXPECTED = "expected 1 to 63 of a-z, 0-9 and -, beginning and ending with a letter or a digit"
 
@@ -81,3 +88,22 @@ def test_a_command_has_the_options_of_who_shows_it() -> None:
     wanted = "gossamer wan forget one --site SITE --coordinator 198.51.100.9:7400 --identity keys/lyon --secret run.secret, or"
     assert advice(f"{to_forget('one', 'SITE')}, or", where) == wanted
     assert advice("nothing to type", where) == "nothing to type"
+
+
+def test_a_site_that_differs_ends_with_a_line_that_says_in_what_and_what_to_do(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run, "set_up_logs", lambda *_, **__: SimpleNamespace())  # those of the other tests stay as they are
+    sets = settings(text, method__name='"diloco"', fleet__name='"uniform-2"', wan__run='"one"', wan__deadline_s=12.0)
+    job = resolve(load([], sets))
+    with CoordinatorServer(tmp_path / "runs.db", "127.0.0.1:0", threads=16) as server:
+        at = f"127.0.0.1:{server.port}"
+        first = CoordinatorClient(plain(at), spec_of(job, job.corpus()), "lyon", Card(address="127.0.0.1:5"))
+        first.join(10.0)
+        asked = ["wan", "join", "--site", "oslo", "--coordinator", at, "--out", str(tmp_path / "oslo"), *flags(sets)]
+        assert main([*asked, "--set", "plan.steps=9", "--set", "seed=4"]) == 2
+        first.close()
+    *_, last = capsys.readouterr().err.splitlines()
+    assert last.startswith("gossamer: site oslo differs from run one (there: lyon): plan.steps = 9 (the run: 2), seed = 4 (the run: 0). ")
+    assert "Start it again as the run is" in last and last.endswith("for another run give it its own id: --set wan.run=NAME")
+    assert not (tmp_path / "oslo").exists()

@@ -140,8 +140,9 @@ def join(state: Membership, request: Join) -> Membership:
     if different := differences(state.spec, request.spec):
         raise Refused(
             "foreign",
-            f"site {who.site} differs from run {state.spec.run} ({_standing(state)}): {different}. All sites of a run need one "
-            f"configuration, text and release; for another run give it its own id: --set wan.run=NAME{_or_forget(state)}",
+            f"site {who.site} differs from run {state.spec.run} ({_standing(state)}): {different}. Start it again as the run is: all "
+            f"its sites need one configuration, text and release; for another run give it its own id: --set wan.run=NAME"
+            f"{_or_forget(state)}",
         )
     old = state.find(who.site)
     if old is not None and old.boot == who.boot and old.there:
