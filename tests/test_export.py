@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -149,6 +150,32 @@ def test_what_cannot_be_exported_is_said(gossip: Path, tmp_path: Path, capsys: p
     assert main(["export", str(tmp_path), "--to", str(tmp_path / "x")]) == 2
     assert "not a run folder" in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a limit on the size of files may end the process")
+@pytest.mark.parametrize("what", ["model", "tokenizer"])
+def test_a_disk_that_is_full_is_said_and_nothing_stays(
+    what: str, gossip: Path, exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import resource
+
+    from gossamer.app import export as module
+
+    sizes = {"model": 20_000, "tokenizer": 4_000}
+    assert all(
+        (exported / name).stat().st_size > sizes[key] for key, name in (("model", "model.safetensors"), ("tokenizer", "tokenizer.json"))
+    )
+    if what == "tokenizer":  # the model gets through
+        monkeypatch.setattr(module, "_write", lambda found, to: found.tokenizer.save_pretrained(to))
+    least, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (sizes[what], most))
+    try:
+        code = main(["export", str(gossip), "--to", str(tmp_path / "x")])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (least, most))
+    said = capsys.readouterr().err
+    assert code == 1 and "x cannot be written (" in said and "File too large" in said and "Traceback" not in said
+    assert not any(tmp_path.iterdir())
 
 
 def test_damage_is_said(gossip: Path, text: Path, tmp_path: Path) -> None:

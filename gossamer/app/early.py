@@ -186,9 +186,10 @@ def check_free(to: Path) -> None:
         raise unwritable(to, error) from error
 
 
-def unwritable(to: Path, error: OSError) -> RunFailed:
+def unwritable(to: Path, error: Exception) -> RunFailed:
     """In words."""
-    return RunFailed(f"{to} cannot be written ({error.strerror}): free some space, or choose another folder with --to")
+    said = getattr(error, "strerror", None) or error  # of a library that writes files itself, all that it says
+    return RunFailed(f"{to} cannot be written ({said}): free some space, or choose another folder with --to")
 
 
 def unknown_text(folder: Path) -> BadInput:

@@ -31,6 +31,8 @@ def export(run: Path, to: Path, round: int | None = None, *, adapter: bool = Fal
         BadInput: as `load`; `to` holds something already; or an adapter is asked for and there is none, or none of a checkpoint.
         RunFailed: the disk is full or cannot be written.
     """
+    from safetensors import SafetensorError
+
     check_free(to)
     found = load(run, round, merge=not adapter)
     if adapter:
@@ -48,8 +50,10 @@ def export(run: Path, to: Path, round: int | None = None, *, adapter: bool = Fal
         for file in scratch.iterdir():  # safetensors makes files that nobody else may read
             file.chmod(card.stat().st_mode)
         os.replace(scratch, to)  # an empty folder gives way
-    except OSError as error:
-        raise unwritable(to, error) from error
+    except Exception as error:
+        if isinstance(error, OSError | SafetensorError) or type(error) is Exception:  # as the tokenizers library raises for a full disk
+            raise unwritable(to, error) from error
+        raise
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return to
