@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sqlite3
 import sys
@@ -18,6 +19,7 @@ from small_runs import command, corpus, flags, settings
 from gossamer.app import config as configuration
 from gossamer.app.folder import RunFolder
 from gossamer.app.job import resolve
+from gossamer.app.resuming.rollback import ended_until
 from gossamer.app.simulate import simulate
 from gossamer.app.tracking import loggers as module
 from gossamer.app.tracking.loggers import Loggers
@@ -262,6 +264,27 @@ def test_at_the_end_the_records_of_the_others_are_told_and_nobodys_twice() -> No
     assert all(len(points) == 2 for points in series.values()) and {"worker/0/train/loss", "worker/1/train/loss", "train/loss"} <= set(
         series
     )
+
+
+def test_a_run_that_was_taken_back_from_its_end_tells_the_others_rounds_once(tmp_path: Path) -> None:
+    asides = [(3, True), (5, False), (2, False), (4, True)]  # taken back to that round; and whether the run had come to its end
+    until = []
+    for number, (round, ended) in enumerate(asides, 1):
+        aside = tmp_path / "aside" / str(number)
+        aside.mkdir(parents=True)
+        (aside / "from.json").write_text(json.dumps({"round": round}))
+        if ended:
+            (aside / "summary.json").write_text("{}")
+        until.append(ended_until(tmp_path))
+    assert until == [3, 3, 2, 4] and ended_until(tmp_path / "another") == 0
+    (tmp_path / "aside" / "5").mkdir()
+    assert ended_until(tmp_path) == 4, "broken off: nothing was moved"
+    kept = Kept()
+    loggers = Loggers({"kept": lambda: kept}, workers=2)
+    loggers.rest([round_of(worker, round) for round in range(1, 7) for worker in (0, 1)], told=0, after=4)
+    loggers.close()
+    assert {row.round for row in kept.rows} == {5, 6}
+    assert {"worker/1/train/loss", "train/loss"} <= set(kept.shown())
 
 
 def test_series_of_workers_end_somewhere_and_equal_workers_speak_for_all() -> None:

@@ -20,7 +20,7 @@ from gossamer.app.planning import planned
 from gossamer.app.progress import Progress, duration
 from gossamer.app.resuming.absence import part_of
 from gossamer.app.resuming.resize import settle, settled
-from gossamer.app.resuming.rollback import roll_back
+from gossamer.app.resuming.rollback import ended_until, roll_back
 from gossamer.app.served import Passing, ServerHooks, last_key, part_key, processes, seats_of, serve, servers_of
 from gossamer.app.tracking.loggers import Loggers
 from gossamer.app.tracking.sinks import check_loggers
@@ -191,7 +191,7 @@ def work(job: Job, out: Path, *, resume: bool = False, back_to: int | None = Non
         state, hooks = _run(job, group, folder, corpus, round0, loggers)
         collect(job, group, folder, hooks, state)
         if folder.finished and group.me == group.living[0]:  # where everybody's records are
-            loggers.rest(folder.read_lines("metrics.jsonl"), told=0)
+            loggers.rest(folder.read_lines("metrics.jsonl"), told=0, after=ended_until(folder.path))
         stopped = group.stopped_by
         if stopped and tells:
             folder.was_stopped(checkpoint.newest(folder.checkpoints), "the same torchrun command with --resume")

@@ -86,6 +86,19 @@ def copy_records(run: Path, to: Path) -> None:
                 shutil.copyfile(file, copy)
 
 
+def ended_until(run: Path) -> int:
+    """The last of the rounds that had taken place in a run when it last came to its end, and that it has not been taken back from since; 0:
+    none."""
+    until = 0
+    for path in sorted((p for p in (run / ASIDE).glob("*") if p.name.isdecimal()), key=lambda p: int(p.name)):
+        try:
+            round = int(json.loads((path / "from.json").read_text(encoding="utf-8"))["round"])
+        except (OSError, ValueError, KeyError, TypeError):  # broken off before anything was moved
+            continue
+        until = round if (path / _OF_THE_END[0]).is_file() else min(until, round)
+    return until
+
+
 def new_aside(run: Path) -> Path:
     """A new folder in `aside`.
 

@@ -132,13 +132,19 @@ class Loggers:
         for feed in self._opened():
             feed.put(lambda sink: sink.back_to(tokens))
 
-    def rest(self, records: Iterable[Mapping[str, Any]], told: int) -> None:
+    def rest(self, records: Iterable[Mapping[str, Any]], told: int, after: int = 0) -> None:
         """At the end of a run of several processes: the records of all but worker `told`, whose own have been added as they came, and the
-        numbers of the fleet."""
+        numbers of the fleet.
+
+        Args:
+            after: of later rounds than this alone: the run had come to its end before, and was taken back to it.
+        """
         if not self._opens or self._fleet.n == 1:
             return
         fleet = Fleet(self._fleet.n)
         for record in records:
+            if record["round"] <= after:
+                continue
             if record["worker"] != told:
                 self._tokens = record.get("tokens_total", self._tokens)
                 self._show(row_of(record, tokens=self._tokens))
