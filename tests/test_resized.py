@@ -155,6 +155,19 @@ def test_with_other_workers_mean_tokens_and_schedule_go_on(run: Path, workers: i
         assert not close(mean([p.state.x for p in before[:2]]), x, 1e-6), "without those who left it would not be"
 
 
+def test_moving_those_who_stay_is_no_momentum(text: Path, tmp_path: Path) -> None:
+    more = {"method__name": "gasloc", "method__momentum": "mixed", "fleet__name": '"uniform-3"', "checkpoint__every": 1, "run__rounds": 3}
+    run = simulate(resolve(load([], settings(text, **more))), tmp_path / "run", quiet=True).path
+    old = as_real(run, 2)
+    job = resize(RunFolder(run), old, 2, ["checkpoint.resize=mean"])
+    for worker in range(2):
+        was = checkpoint.read_part(run / "checkpoints", 2, worker).state
+        now = part_of(job, run / "checkpoints", 2, worker, CPU, ALONE, job.seat(worker)).state
+        steps = [{k: v - s.outer["previous"][k] for k, v in s.x.items()} for s in (was, now)]
+        assert not close(was.x, now.x, 1e-5), "it was moved"
+        assert close(*steps, 1e-6)
+
+
 class Killed(BaseException):
     """In place of a signal."""
 

@@ -24,6 +24,8 @@ Says: TypeAlias = Literal["drift", "parameters", "gradient"]
 
 STEP = "step"
 """The one outer state that is not of the parameters' shape: how many steps were taken, one float32 number a tensor."""
+PREVIOUS = "previous"
+"""The one that lies where the parameters lie, and moves with them: what was mixed, or said, last."""
 
 
 class Outer(Protocol):
@@ -179,7 +181,7 @@ class Gossip:
         return self.rule or OuterSGD(self.lr, self.momentum, self.nesterov)
 
     def init(self, x: Tree) -> OuterState:
-        return self._rule.init(x) if self.form == "outer" else {"previous": master(x)}
+        return self._rule.init(x) if self.form == "outer" else {PREVIOUS: master(x)}
 
     def emit(self, x: Tree, D: Tree, s: OuterState) -> Tree:
         lr = 1.0 if self.form == "outer" else self.lr
@@ -189,7 +191,7 @@ class Gossip:
         if self.form == "outer":
             return self._rule.step(x, D, said, map_tree(torch.sub, x, mixed), s)
         z = mixed if self.form == "mixed" else said
-        for k, previous in s["previous"].items():
+        for k, previous in s[PREVIOUS].items():
             x[k].copy_(mixed[k]).add_(z[k] - previous, alpha=self.momentum)
             previous.copy_(z[k])
         return x, s

@@ -5,7 +5,7 @@ Workers 0 to min(n, m) - 1 stay, higher ones leave, or come. From the checkpoint
 - Synchronous methods: anchor and outer state are equal on all, so those who come have them exactly.
 - Gossip: those who come begin at the mean of all n, outer state included. Where some leave, those who stay are moved together,
   x_i += mean over n - mean over those who stay, so that the mean of the fleet is the same before and after, to rounding, and what the
-  leavers had learned stays in it.
+  leavers had learned stays in it. What momentum compares x_i with moves along.
 - Who comes has a fresh inner optimizer, no error feedback, and the place in its own data that it would have had it been there.
 """
 
@@ -20,7 +20,7 @@ import torch
 from gossamer.app.job import Job
 from gossamer.core.combine import mean
 from gossamer.core.members import Roll
-from gossamer.core.outer import STEP, OuterState
+from gossamer.core.outer import PREVIOUS, STEP, OuterState
 from gossamer.core.replan import Planned
 from gossamer.core.tree import Tree
 from gossamer.train import checkpoint
@@ -49,7 +49,8 @@ def part_of(job: Job, folder: Path, round: int, worker: Addr, device: torch.devi
         x, outer = _means(folder, round, there, device, place)
         if own == worker and len(stay) < len(there):
             of_stay = _means(folder, round, stay, device, place)[0]
-            state.x = {name: v + (x[name] - of_stay[name]) for name, v in state.x.items()}
+            for tree in (state.x, state.outer.get(PREVIOUS, {})):  # both, or the move would be taken for momentum
+                tree.update({name: v + (x[name] - of_stay[name]) for name, v in tree.items()})
     if own != worker:
         fresh = job.first_state(worker, x, seat)
         part = _newcomer(job, worker, part, replace(fresh, outer=outer, round=state.round, tokens=state.tokens))
