@@ -88,7 +88,8 @@ def _one_by_one(attempts: Sequence[Attempt], quiet: bool) -> Ended:
 
 def _side_by_side(attempts: Sequence[Attempt], processes: int) -> Ended:
     context = multiprocessing.get_context("spawn")
-    stop, now = context.Event(), context.Event()
+    # Closing the other end tells all. Events would wait for each that listens, for ever where its process has ended.
+    (stop, to_stop), (now, to_end) = context.Pipe(duplex=False), context.Pipe(duplex=False)
     pool = ProcessPoolExecutor(min(processes, len(attempts)), context, initializer=_begin, initargs=(stop, now))
     running: dict[Future[Outcome], Attempt] = {}
     try:
@@ -114,15 +115,15 @@ def _side_by_side(attempts: Sequence[Attempt], processes: int) -> Ended:
             "rest (with fewer --jobs, if it was memory)"
         ) from None
     except KeyboardInterrupt:
-        stop.set()
+        to_stop.close()
         try:
             with handling(interrupt):
                 pool.shutdown(cancel_futures=True)
         except KeyboardInterrupt:  # a second time
-            now.set()
+            to_end.close()
         raise
     finally:
-        stop.set()
+        to_stop.close()
         pool.shutdown(cancel_futures=True)
 
 
@@ -149,7 +150,7 @@ _in_a_run = threading.Event()
 
 
 def _begin(stop: Any, now: Any) -> None:
-    """A process of the pool begins. Ctrl-C in a terminal does not reach it: it is told by the events, in the one way that there is."""
+    """A process of the pool begins. Ctrl-C in a terminal does not reach it: it is told by two pipes, in the one way that there is."""
     end_with_parent()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _asked)
@@ -159,9 +160,9 @@ def _begin(stop: Any, now: Any) -> None:
     threading.Thread(target=_listen, args=(stop, now), daemon=True).start()
 
 
-def _listen(*events: Any) -> None:
-    for event in events:
-        event.wait()
+def _listen(*pipes: Any) -> None:
+    for pipe in pipes:
+        pipe.poll(None)  # until the other end is closed
         _stopping.set()
         _thread.interrupt_main(signal.SIGINT)
 
