@@ -8,6 +8,7 @@ import sqlite3
 import sys
 import threading
 from collections import defaultdict
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -285,6 +286,25 @@ def test_a_run_that_was_taken_back_from_its_end_tells_the_others_rounds_once(tmp
     loggers.close()
     assert {row.round for row in kept.rows} == {5, 6}
     assert {"worker/1/train/loss", "train/loss"} <= set(kept.shown())
+
+
+def test_ids_that_two_loggers_keep_at_once_are_both_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, both = Run(tmp_path, "p", "n"), threading.Barrier(2)
+    known = Run.known
+
+    def slowly(self: Run) -> dict[str, str]:
+        found = known(self)
+        with suppress(threading.BrokenBarrierError):  # the other comes to it as well, unless it has to wait
+            both.wait(0.5)
+        return found
+
+    monkeypatch.setattr(Run, "known", slowly)
+    threads = [threading.Thread(target=run.keep, args=(name, f"id of {name}")) for name in ("wandb", "trackio")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert known(run) == {"wandb": "id of wandb", "trackio": "id of trackio"}
 
 
 def test_series_of_workers_end_somewhere_and_equal_workers_speak_for_all() -> None:

@@ -93,7 +93,9 @@ class DataSection(Section):
                 raise BadInput(f"data.mix: source {number} has no {' and no '.join(lacking)}: give each a source and a weight")
             weight = given["weight"]
             if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight <= 1e9:
-                raise BadInput(f"data.mix: source {number} has weight {weight!r}: expected a number above 0 (weights are shares)")
+                raise BadInput(
+                    f"data.mix: source {number} has weight {weight!r}: expected a number above 0 and up to 1e9 (weights are shares)"
+                )
             for key in known:
                 if key != "weight" and key in given and not isinstance(given[key], str):
                     raise BadInput(f"data.mix: source {number} has {key} = {given[key]!r}: expected text in quotes")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -18,6 +19,7 @@ from gossamer.core.errors import BadInput
 
 STATE = "loggers.json"
 """Of a run folder: under which ids loggers know the run, so that one which goes on is the same run there."""
+_KEEPING = threading.Lock()
 
 
 class Sink(Protocol):
@@ -58,8 +60,9 @@ class Run:
             return {}
 
     def keep(self, sink: str, name: str) -> None:
-        """Keeps an id."""
-        write_atomically(self.folder / STATE, json.dumps(self.known() | {sink: name}) + "\n")
+        """Keeps an id. Each logger has a thread of its own, so several may do so at once."""
+        with _KEEPING:
+            write_atomically(self.folder / STATE, json.dumps(self.known() | {sink: name}) + "\n")
 
 
 class TensorBoard:
