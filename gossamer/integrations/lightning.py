@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gossamer.core.errors import BadInput
-from gossamer.integrations.state import outer_state
+from gossamer.integrations.state import outer_state, say_if_over
 from gossamer.library import Outer, Record
 
 try:
@@ -69,6 +69,7 @@ class GossamerCallback(Callback):  # type: ignore[misc]
         self.outer = self._join(pl_module, trainer.optimizers[0])
         if kept is not None:
             self.outer.load_state_dict(kept)
+            say_if_over(self.outer)
         if self._schedule:
             self.outer.scheduler()
 

@@ -19,3 +19,13 @@ def outer_state(outer: Outer) -> dict[str, Any] | None:
     except BadInput as error:
         _log.warning("The last checkpoint has no outer state, and cannot be gone on from: %s", error)
         return None
+
+
+def say_if_over(outer: Outer) -> None:
+    """That a run which is gone on with has come to its end before."""
+    if outer.over:
+        _log.warning(
+            "The run had come to its end after round %d when this checkpoint was written: nothing is trained, and a step that the trainer "
+            "takes is dropped. For more rounds join for another run with the model as it is",
+            outer.work.round,
+        )

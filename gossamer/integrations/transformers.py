@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from transformers import TrainerCallback
 
 from gossamer.core.errors import BadInput
-from gossamer.integrations.state import outer_state
+from gossamer.integrations.state import outer_state, say_if_over
 from gossamer.library import Outer, PlannedLR, Record
 from gossamer.library.saved import write
 
@@ -62,6 +62,7 @@ class GossamerCallback(TrainerCallback):  # type: ignore[misc]
         self.outer = self._join(kwargs["model"], getattr(optimizer, "optimizer", optimizer))  # accelerate wraps it
         if state.global_step:
             self.outer.load_state_dict(_kept(_checkpoint(args, state)))
+            say_if_over(self.outer)
         if self._schedule:
             self._lr = self.outer.scheduler()
         self._tokens = state.num_input_tokens_seen

@@ -26,10 +26,14 @@ class Agreement:
         group = self._group
         if group.n == 1:
             return {group.me: value}
-        group.post(f"join/{key}/{group.me}", value)
+        self.tell(key, value)
         found = group.posted_by({j: f"join/{key}/{j}" for j in group.members}, wait=True)
         assert found is not None
         return found
+
+    def tell(self, key: str, value: str) -> None:
+        """This worker's value of `key`, for others that wait for everybody's."""
+        self._group.post(f"join/{key}/{self._group.me}", value)
 
     def begun(self, round: int) -> None:
         """This worker has work in the round after `round` complete ones."""

@@ -207,7 +207,8 @@ class Outer:
         return pack(self._place, self._state, partial, self._loop.tree if within else None)
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Goes on from what `state_dict` gave, bit for bit; also sets the model's parameters. Before the first step.
+        """Goes on from what `state_dict` gave, bit for bit; also sets the model's parameters. Before the first step. Of a run that had come
+        to its end there is nothing to go on with: it is `over`.
 
         Raises:
             BadInput: it is of another run or worker, or not whole; or a step was taken already.
@@ -218,6 +219,10 @@ class Outer:
         self._loss = self._partial.loss_sum
         self._resumed = True
         self._loop.load(live or self._state.local or rounded(held(self.seat, self._state), self._loop.tree))
+        self._over = self._state.round >= self.seat.method.rounds
+        if self._over:  # others may be at the start, and are told that they differ
+            self._agreement.tell("start", self._start)
+            self._agreement.ended(self._state.round)
         self._follow()
 
     # ---- ending
@@ -310,10 +315,15 @@ class Outer:
         with self._failing():
             self._begin()
 
+    @property
+    def _start(self) -> str:
+        """How this worker starts, in words."""
+        return f"after round {self._state.round}" if self._resumed else "fresh"
+
     def _begin(self) -> None:
         """Compares how everybody starts, and runs the program to its first inner step."""
         method, state = self.seat.method, self._state
-        starts = self._agreement.everybody("start", f"after round {state.round}" if self._resumed else "fresh")
+        starts = self._agreement.everybody("start", self._start)
         if len(set(starts.values())) > 1:
             said = ", ".join(f"worker {j}: {text}" for j, text in starts.items())
             raise BadInput(f"the workers do not start alike ({said}): load on all of them the states of one round, or on none")
