@@ -6,7 +6,6 @@ Exit codes: 0 fine, 1 the run failed, 2 what was given cannot work, 130 interrup
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -381,8 +380,7 @@ def _os_words(error: OSError) -> str:
 
 def _say(text: str) -> None:
     """To stderr, whatever is in it: a file name need not be text."""
-    from gossamer.app.wan.logs import ends_with
+    from gossamer.app.wan.logs import ends_with, note
 
-    if ends_with(text):
-        return
-    print("gossamer: " + text.encode("utf-8", errors="backslashreplace").decode("utf-8"), file=sys.stderr)
+    if not ends_with(text):
+        note("gossamer: " + text.encode("utf-8", errors="backslashreplace").decode("utf-8"))

@@ -19,6 +19,8 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bar
 
+from gossamer.core.terminal import redraws
+
 _WIDE = 110
 """Columns of a terminal in which there is room for more than the essentials."""
 _PLAIN_LINES = 10
@@ -39,6 +41,8 @@ class Progress:
         first_round: rounds that a resumed run has done already.
         first_tokens: tokens that a resumed run has consumed already.
         file: where to print; standard output by default.
+        console: where to print, in place of a file. What else is printed on it while the live line is shown goes above that line, as does
+            what this process prints to standard output, and to standard error where that is a terminal; not what other consoles print.
         now_s: a monotonic clock, in seconds.
     """
 
@@ -51,11 +55,12 @@ class Progress:
         first_round: int = 0,
         first_tokens: int = 0,
         file: TextIO | None = None,
+        console: Console | None = None,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._total, self._title, self._quiet = total_rounds, title, quiet
         self._first_round, self._first_tokens = first_round, first_tokens
-        self._console = Console(file=file, emoji=False, highlight=False, soft_wrap=True)
+        self._console = Console(file=file, emoji=False, highlight=False, soft_wrap=True) if console is None else console
         self._now_s = now_s
         self._begin_s = now_s()
         self._shown = first_round * _PLAIN_LINES // max(1, total_rounds)
@@ -72,6 +77,7 @@ class Progress:
                 BarColumn(bar_width=12),
                 TextColumn("{task.fields[status]}", markup=False),
                 console=self._console,
+                redirect_stderr=redraws(sys.stderr),  # a file gets what is meant for it
             )
             self._task = self._bar.add_task(self._title, total=self._total, completed=self._first_round, status="starting")
             self._bar.start()

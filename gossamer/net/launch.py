@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
+from gossamer.core.terminal import own_line
 from gossamer.net.fork import Forked, GivenUp, can_fork, nursery
 from gossamer.net.start import STORE_ENV, begun_of, marker_of
 from gossamer.real.seats import Seats
@@ -159,7 +160,7 @@ def launch(
     *,
     env: Mapping[str, str] | None = None,
     last_checkpoint: Callable[[], str | None] = lambda: None,
-    say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
+    say: Callable[[str], None] = lambda text: print(own_line(text, sys.stderr), end="", file=sys.stderr, flush=True),
     grace_s: float = 10.0,
     rounds: bool = True,
     survives: bool = False,

@@ -13,6 +13,8 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Literal, TextIO
 
+from gossamer.core.terminal import own_line
+
 Format = Literal["text", "json"]
 
 
@@ -39,7 +41,7 @@ def set_up_logs(format: Format, *, site: str, run: str, file: TextIO | None = No
         To be kept up to date by the caller.
     """
     place = LogPlace(site, run)
-    handler = logging.StreamHandler(file or sys.stderr)
+    handler = _Stderr() if file is None else logging.StreamHandler(file)
     handler.setFormatter(_Json(place) if format == "json" else _Text(place))
     logger, root = logging.getLogger("gossamer"), logging.getLogger()
     for old in list(logger.handlers):
@@ -69,7 +71,7 @@ def ends_with(text: str) -> bool:
 def note(text: str) -> None:
     """A line on stderr: for people, or an object where the log is one of objects."""
     if not ends_with(text):
-        print(text, file=sys.stderr, flush=True)
+        print(own_line(text, sys.stderr), end="", file=sys.stderr, flush=True)
 
 
 def loading(format: Format, site: str) -> None:
@@ -80,6 +82,14 @@ def loading(format: Format, site: str) -> None:
         logging.getLogger("gossamer").info("%s", text)
     else:
         print(text, file=sys.stderr, flush=True)
+
+
+class _Stderr(logging.StreamHandler[TextIO]):
+    """To what stderr is when there is something to say: while a progress line is shown in a terminal, that leads to the place above it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
 
 
 def _uncaught(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:

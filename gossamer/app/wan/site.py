@@ -126,12 +126,7 @@ class SiteRun:
                 f"seat {me} has {self.job.fleet.ranks[me]} ranks, and site {self.where.site} runs {self.ranks.size}: check wan.sites"
             )
         asked = self.ranks.start(me, folder.path, found, self.presence.roster)
-        title, rounds = f"{self.spec.run} at {self.where.site}", self.job.method.rounds
-
-        def progress(held: Snapshot) -> Progress:
-            return Progress(rounds, title, first_round=held.state.round, first_tokens=held.state.tokens)
-
-        self.holding = holding = Holding(self.job, self.corpus, me, self.ranks.site, folder, found, progress, self._after_round)
+        self.holding = holding = Holding(self.job, self.corpus, me, self.ranks.site, folder, found, self._progress, self._after_round)
         hooks = holding.hooks
         hooks.trouble, hooks.told = self._say, self._told
         self.loggers = Loggers.of(self.job, folder.path, me=me, site=self.where.site, run=self.spec.run, say=self._say)
@@ -180,6 +175,10 @@ class SiteRun:
                 if folder.there:
                     hooks.close()
                     shutil.rmtree(folder.path / "given", ignore_errors=True)
+
+    def _progress(self, held: Snapshot) -> Progress:
+        title, rounds, state = f"{self.spec.run} at {self.where.site}", self.job.method.rounds, held.state
+        return Progress(rounds, title, first_round=state.round, first_tokens=state.tokens, console=self._console)
 
     def on_signal(self, number: int) -> None:
         """Asks to leave, at the end of the round; a second time, at once."""
