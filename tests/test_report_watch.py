@@ -88,6 +88,38 @@ def test_a_site_knows_of_itself_alone(tmp_path: Path) -> None:
     assert quiet.state == "silent for 60 min"
 
 
+def test_a_site_knows_who_is_in_its_session(tmp_path: Path) -> None:
+    """The record of a session is in the folder of its lowest site alone."""
+    folder = halfway(tmp_path / "a")
+    (folder / "facts.json").write_text(json.dumps({"world": "wan", "site": "lyon", "seat": 2}))
+    own = folder / "workers" / "2"
+    own.mkdir(parents=True)
+    (folder / "trace.jsonl").unlink()
+    records = [r for r in read_lines(folder / "metrics.jsonl") if r["worker"] == 2]
+    (folder / "metrics.jsonl").unlink()
+    gone = {"kind": "members", "round": 2, "worker": 2, "time_s": 9.0, "absent": [0, 1], "session": 2}
+    write_lines(own / "metrics.jsonl", [*records, gone])
+
+    def states() -> list[str]:
+        looked = Watcher(now_s=(own / "metrics.jsonl").stat().st_mtime).look(load(folder))
+        return [w.state for w in looked.workers]
+
+    def session(number: int, round: int, *members: int) -> dict[str, object]:
+        return {"number": number, "round": round, "members": list(members)}
+
+    assert states() == ["absent", "absent", "running", "no record here"]
+    mark = version(folder)
+    (folder / "sessions.json").write_text(json.dumps({"bound": [session(3, 4, 0, 2), session(2, 2, 2, 3)]}))
+    assert version(folder) != mark, "what is shown has changed"
+    assert states() == ["no record here", "absent", "running", "absent"], "worker 0 is back, and worker 3 is gone"
+    (first, *_), text = [line for line in shown(folder, 140).splitlines() if "no record here" in line], shown(folder, 140)
+    assert "0.0" not in first and text.count("absent") == 2, "nothing is known of its bytes"
+    (folder / "sessions.json").write_text(json.dumps({"bound": [session(2, 1, 0, 1, 2, 3)]}))
+    assert states() == ["absent", "absent", "running", "no record here"], "a newer record counts"
+    (folder / "sessions.json").write_text("{")
+    assert states() == ["absent", "absent", "running", "no record here"]
+
+
 def stopped(folder: Path, checkpoint: int | None, command: str = "gossamer train --workers 4 --resume") -> Path:
     RunFolder(folder).was_stopped(checkpoint, command)
     return folder

@@ -13,9 +13,11 @@ from typing import Any
 from gossamer.core.errors import BadInput
 from gossamer.report.planned import PLAN, Planned, planned_of
 from gossamer.report.read import CONFIG, CONSENSUS, METRICS, SUMMARY, TRACE, Run, config_of
-from gossamer.report.records import Close, Evaluation, Event, Round, Told, lines, span_of, told_of
+from gossamer.report.records import Close, Evaluation, Event, Members, Round, Told, lines, span_of, told_of
 from gossamer.report.stopped import STOPPED, stop_of
 
+SESSIONS = "sessions.json"
+"""Of a site's folder: the last sessions of the run that it has come to."""
 LOGS = "logs"
 """What processes print may be there before anything else."""
 
@@ -23,7 +25,7 @@ LOGS = "logs"
 def files(folder: Path) -> list[Path]:
     """What is read: the records of the run where they have been put together, those of its workers before."""
     found = [path for name in (METRICS, TRACE) for path in sorted(folder.glob(f"workers/*/{name}"))]
-    whole = [folder / name for name in (CONFIG, PLAN, METRICS, TRACE, SUMMARY, CONSENSUS, STOPPED)]
+    whole = [folder / name for name in (CONFIG, PLAN, METRICS, TRACE, SUMMARY, CONSENSUS, STOPPED, SESSIONS)]
     return [path for path in [*whole, *found] if path.is_file()]
 
 
@@ -65,8 +67,7 @@ def load(folder: Path | str, spans: bool = True) -> Run:
     n = len(facts.get("steps") or ()) or (planned.workers if planned else 0)
     metrics, trace = _records(folder, METRICS, n), _records(folder, TRACE, n) if spans else []
     told = told_of(metrics)
-    members = [e for e in metrics if e.get("kind") == "members"]
-    absent = list(max(members, key=lambda e: e.whole("round"))["absent"]) if members else []
+    absent = _absent(folder, told.members, n)
     return Run(
         folder=folder,
         config=config,
@@ -97,6 +98,27 @@ def _number(e: Event) -> int:
     return worker if isinstance(worker := e.get("worker"), int) else -1
 
 
+def _absent(folder: Path, members: Sequence[Members], n: int) -> list[int]:
+    """Which of n workers are left out by now, as the newest that the folder has says it.
+
+    The record of a session is in the folder of its lowest site alone; each site's has the members of the last sessions that it has come to.
+    """
+    last = max(members, key=lambda one: one.round, default=None)
+    if (session := _session(folder)) is not None and (last is None or session[0] >= last.round):
+        return [j for j in range(n) if j not in session[1]]
+    return [] if last is None else list(last.absent)
+
+
+def _session(folder: Path) -> tuple[int, list[int]] | None:
+    """The round from which the last session of a site goes on, and its members; None: it has come to none, or that cannot be read."""
+    try:
+        bound = json.loads((folder / SESSIONS).read_text(encoding="utf-8"))["bound"]
+        last = max(bound, key=lambda one: int(one["number"]))
+        return int(last["round"]), [int(j) for j in last["members"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 def _facts(folder: Path) -> Mapping[str, Any]:
     try:
         found = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
@@ -114,7 +136,7 @@ def _so_far(
     absent: Sequence[int],
 ) -> dict[str, Any]:
     """What a summary would say by now. `n`: workers; 0: those that are seen."""
-    rounds, closes, evaluations, _ = told
+    rounds, closes, evaluations, *_ = told
     seen = {r.worker for r in rounds}
     n = n or max((i + 1 for i in seen), default=1)
     seconds: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))

@@ -22,7 +22,7 @@ from typing import Any
 
 from gossamer.core.errors import BadInput
 from gossamer.report.planned import Planned, planned_of
-from gossamer.report.records import Close, Evaluation, Replanned, Round, Span, damage, lines, span_of, told_of
+from gossamer.report.records import Close, Evaluation, Members, Replanned, Round, Span, damage, lines, span_of, told_of
 from gossamer.report.stopped import Stop
 
 CONFIG, METRICS, TRACE, SUMMARY = "config.toml", "metrics.jsonl", "trace.jsonl", "summary.json"
@@ -78,6 +78,8 @@ class Run:
     spans: tuple[Span, ...]
     plans: tuple[Replanned, ...]
     """Plans that replaced the first."""
+    members: tuple[Members, ...]
+    """Who is left out, whenever that changes."""
     agreement: Agreement | None
     planned: Planned | None
     """None: an older run, which does not say."""

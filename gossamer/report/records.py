@@ -77,6 +77,15 @@ class Replanned:
 
 
 @dataclass(frozen=True)
+class Members:
+    """After `round` rounds other workers are left out than before."""
+
+    round: int
+    absent: tuple[int, ...]
+    """All that are."""
+
+
+@dataclass(frozen=True)
 class Span:
     """A stretch of one worker's time."""
 
@@ -198,6 +207,7 @@ class Told(NamedTuple):
     closes: tuple[Close, ...]
     evaluations: tuple[Evaluation, ...]
     plans: tuple[Replanned, ...]
+    members: tuple[Members, ...]
 
 
 def told_of(metrics: Iterable[Event]) -> Told:
@@ -210,6 +220,7 @@ def told_of(metrics: Iterable[Event]) -> Told:
         tuple(Close(e.whole("worker"), seconds_of(e)) for e in kinds["close"]),
         tuple(evaluation_of(e) for e in kinds["eval"]),
         tuple(plan_of(e) for e in kinds["plan"]),
+        tuple(Members(e.whole("round"), tuple(map(int, e["absent"]))) for e in kinds["members"]),
     )
 
 

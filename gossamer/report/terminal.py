@@ -107,9 +107,10 @@ def _workers(workers: Sequence[Standing], width: int, plain: bool) -> Table:
     table.add_column("state", no_wrap=True)
     for w in workers[:MOST]:
         used = DASH if w.shares is None else _meter(w.shares[0], 8 if wide else 0 if narrow else 5, plain)
+        unknown = not w.round and w.state in ("absent", "no record here")
         cells: list[str | Text] = [
             tidy(w.name, 11) if narrow else w.name,
-            f"{w.round:,}",
+            DASH if unknown else f"{w.round:,}",
             DASH if w.loss is None else f"{w.loss:.3f}",
             used,
         ]
@@ -117,7 +118,7 @@ def _workers(workers: Sequence[Standing], width: int, plain: bool) -> Table:
             cells += [DASH, DASH] if w.shares is None else [f"{percent(s, 0)} %" for s in w.shares[1:]]
         cells.append(DASH if not w.waits_for else tidy(w.waits_for, 11) if narrow else f"{w.waits_for} {percent(w.waited, 0)} %")
         if wide:
-            cells.append(megabytes(w.sent_bytes))
+            cells.append(DASH if unknown else megabytes(w.sent_bytes))
         cells.append(Text(w.state, style=_STYLES.get(w.state, "yellow")))
         table.add_row(*(Text(c) if isinstance(c, str) else c for c in cells))
     return table
