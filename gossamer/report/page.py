@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from gossamer.core.errors import BadInput
 from gossamer.report import figures
+from gossamer.report.away import LEFT_OUT, time_left_out, tokens_left_out
 from gossamer.report.consensus import single_workers
 from gossamer.report.curves import styles
 from gossamer.report.dark import themed, variables
@@ -161,11 +162,12 @@ def tiles(run: Run) -> tuple[Tile, ...]:
 
     own, final = run.single, "final " if run.finished else ""
     target, reached, rounds = run.number("target_perplexity"), run.number("time_to_target_s"), int(run.summary["rounds"])
+    lost = f", {LEFT_OUT}" if tokens_left_out(run) else ""
     found = [
         Tile(f"{final}perplexity", fixed(run.number("final_perplexity"), 2)),
         Tile(f"{final}loss", fixed(run.number("final_loss"), 4), "nats per token"),
         *([Tile("single workers", f"{own.best:.3f}–{own.worst:.3f}", "best and worst, nats per token")] if own else []),
-        Tile("total time", clock(run.number("wall_s")), "h:mm:ss"),
+        Tile("total time", clock(run.number("wall_s")), "h:mm:ss" + (f", {LEFT_OUT}" if time_left_out(run) else "")),
     ]
     if target is not None:
         found.append(
@@ -180,7 +182,7 @@ def tiles(run: Run) -> tuple[Tile, ...]:
         Tile("straggler idle", mean("straggler_idle"), "% of time"),
         Tile("network idle", mean("network_idle"), "% of time"),
         Tile("sent", megabytes(sum(run.bytes_sent) / max(1, len(run.bytes_sent))), "MB per worker"),
-        Tile("tokens", short(float(run.summary["tokens"])), f"in {rounds:,} round{'s' * (rounds != 1)}"),
+        Tile("tokens", short(float(run.summary["tokens"])), f"in {rounds:,} round{'s' * (rounds != 1)}{lost}"),
     ]
     return tuple(found)
 

@@ -6,11 +6,10 @@ import json
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from itertools import pairwise
 from pathlib import PurePath
 from typing import Any, TypeAlias
 
-from gossamer.report import stopped
+from gossamer.report import away, stopped
 from gossamer.report.read import Run
 from gossamer.report.records import KINDS
 
@@ -231,15 +230,6 @@ MANY_ZEROS = 0.001
 """Share of exact zeros that a codec made into steps, above which it is said."""
 
 
-def _away(run: Run) -> list[str]:
-    """Who was gone for some rounds and came back."""
-    found = []
-    for i in sorted({r.worker for r in run.rounds}):
-        mine = sorted(r.round for r in run.rounds if r.worker == i)
-        found += [f"worker {i} died after round {a} and was back in round {b}" for a, b in pairwise(mine) if b > a + 1]
-    return found
-
-
 def goes_on(runs: Sequence[Run]) -> str:
     """What a page must say of runs that have not finished; empty when all have."""
     said = []
@@ -265,12 +255,12 @@ def alarms(runs: Sequence[Run]) -> list[str]:
                 f"{label}: {count} of {len(run.rounds)} contributions were refused, being not finite or far too large; "
                 "metrics.jsonl names workers and rounds. A lower learning rate is the usual remedy."
             )
-        if dead := run.summary.get("dead"):
-            last = {i: max((r.round for r in run.rounds if r.worker == i), default=0) for i in dead}
-            gone = ", ".join(f"worker {i} died after round {last[i]}" for i in dead)
-            said.append(f"{label}: {gone}, and the others went on: the final model is their mean.")
-        if away := _away(run):
-            said.append(f"{label}: {', '.join(away)}, with the state of another.")
+        if gone := away.stayed_away(run):
+            kept = "; records of those who are not there at the end are not in this folder" if run.summary.get("without_records") else ""
+            said.append(f"{label}: {', '.join(gone)}, and the others went on: the final model is their mean{kept}.")
+        if back := away.came_back(run):
+            of = "" if run.summary["world"] == "wan" else ", with the state of another"
+            said.append(f"{label}: {', '.join(back)}{of}.")
         if skipped := int(run.number("absent") or 0):
             said.append(f"{label}: {skipped} times a worker skipped an exchange, its peer being dead or late (absent in metrics.jsonl).")
         zeros = run.number("exact_zeros") or 0.0
