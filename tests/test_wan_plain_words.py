@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from pathlib import Path
@@ -20,6 +21,8 @@ from gossamer.app.wan.spec import secret_of
 from gossamer.cli import main
 from gossamer.core.errors import BadInput, RunFailed
 from gossamer.wan.links.channel import words
+from gossamer.wan.links.frames import WIRE_VERSION, Hello
+from gossamer.wan.links.listening import Listener
 from gossamer.wan.roster import calls
 from gossamer.wan.roster.client import CoordinatorClient
 from gossamer.wan.roster.records import Card, Member
@@ -164,3 +167,21 @@ def test_that_is_the_first_that_it_does(monkeypatch: pytest.MonkeyPatch, capsys:
     monkeypatch.setattr("gossamer.app.wan.logs.loading", loads)
     assert main(["wan", "join", "nowhere.toml", "--site", "lyon", "--coordinator", "nonsense", "--log-format", "json"]) == 2
     assert "json lyon" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("parted", "warnings"), [(True, 0), (False, 1)])
+def test_who_has_said_farewell_and_calls_once_more_is_no_news(caplog: pytest.LogCaptureFixture, parted: bool, warnings: int) -> None:
+    """A call that was on its way when a site left is refused, as that of a site that was given up is, but without a warning."""
+    link: Any = SimpleNamespace(incarnation="b2" * 16, over="site 2 has left (its program has ended)", parted=parted)
+    access: Any = SimpleNamespace(admit=lambda number, context: None)
+    listener = Listener(0, 3, "r/1", "a1" * 16, {}, access, lambda number: link)
+    ended = []
+
+    async def abort(code: grpc.StatusCode, why: str) -> None:
+        ended.append((code, why))
+
+    call: Any = SimpleNamespace(abort=abort, peer=lambda: "ipv4:127.0.0.1:7001")
+    hello = Hello(version=WIRE_VERSION, run="r/1", sender=2, receiver=0, incarnation="b2" * 16, known="a1" * 16, channels=1, terms={})
+    asyncio.run(listener.control(hello, call, call))
+    assert ended == [(grpc.StatusCode.PERMISSION_DENIED, link.over)]
+    assert len([r for r in caplog.records if r.levelno >= logging.WARNING]) == warnings

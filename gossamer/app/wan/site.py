@@ -308,7 +308,8 @@ class SiteRun:
             since = f", and keeps its own work since round {held.state.round}" if late else ""
             self._say(f"took the state after round {session.round} from site {donor.site}{since}")
         elif kept:
-            self._say(f"goes on with round {session.round + 1} after the {kept} inner steps of it that this site has taken")
+            again = f"the {kept} inner steps of it that this site has taken since the last boundary, and does not take again"
+            self._say(f"goes on with round {session.round + 1} after {again}")
         if session.members[0] == me:
             absent = [j for j in range(self.job.n) if j not in session.members]
             record = {"kind": "members", "round": session.round, "worker": me, "absent": absent, "session": session.number}

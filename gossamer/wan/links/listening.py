@@ -64,6 +64,9 @@ class Listener:
             link.die("its process has ended (another one has come in its place)")
             await context.abort(grpc.StatusCode.UNAVAILABLE, f"site {self._me} takes site {hello.sender} for gone")
             return
+        if link.over is not None and link.parted:  # a call that was on its way when it left, or this site did: nobody's concern
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, link.over)
+            return
         if link.over is not None or hello.known not in (None, self._incarnation):
             await refuse(
                 context, link.over or f"site {self._me} is another process than the one that site {hello.sender} knew", self._logged
