@@ -14,9 +14,9 @@ from gossamer.app.footprint import outer_copies, outer_names
 from gossamer.app.grids.cell import cell_hash
 from gossamer.app.job import Job, resolve
 from gossamer.app.planning.alternatives import others
-from gossamer.app.planning.cost import aways, cost
+from gossamer.app.planning.cost import aways, charged_tokens, cost
 from gossamer.app.planning.forecast import forecast
-from gossamer.app.planning.plan import show
+from gossamer.app.planning.plan import plan, show
 from gossamer.core.errors import BadInput
 from gossamer.core.tree import numel
 from gossamer.core.wires import Net
@@ -72,6 +72,21 @@ def test_the_cost_is_that_of_gpu_hours_and_of_what_leaves_a_region(tmp_path: Pat
     assert "no price of a GB of egress is given for b (price_egress_gb in the fleet file)" in text and "GPU-hour is given" not in text
     rows = others(j, Net(j.fleet))
     assert rows and all(row.cost is not None for row in rows)
+
+
+def test_a_price_per_token_is_of_the_tokens_that_are_charged(tmp_path: Path) -> None:
+    sets = ("plan.steps=4", "plan.batch=2", "plan.sequence=64", "run.rounds=3")
+    plain, charged = job(tmp_path, *sets), job(tmp_path, *sets, "clock.charge_as=llama-150m", "clock.charge_tokens=65536")
+    assert charged.method.total_tokens == 3 * 4 * 3 * 128 and charged_tokens(plain, 4608) is None
+    assert charged_tokens(charged, charged.method.total_tokens) == 3 * 4 * 3 * 65536
+    found = cost(charged, forecast(charged), charged.method.total_tokens)
+    text = printed(charged)
+    assert f"{1e6 * found.total / (36 * 65536):,.4g} EUR a million of the 2.36M tokens that are charged" in text
+    assert "4.61k tokens, charged as 2.36M tokens, about" in text
+    assert "EUR a million tokens" in printed(plain) and "charged" not in printed(plain)
+    out = io.StringIO()
+    plan(charged, Console(file=out, width=250))
+    assert out.getvalue().count("4.61k tokens, charged as 2.36M tokens") == 3, "the run, the table of methods, and the choice"
 
 
 def test_prices_are_optional_and_tell_no_run_from_another(tmp_path: Path) -> None:

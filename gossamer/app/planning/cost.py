@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from gossamer.app.job import Job
 from gossamer.app.planning.forecast import Forecast
+from gossamer.app.progress import count
 from gossamer.core.exchange import Hub, Ring
 from gossamer.core.method import Method
 from gossamer.core.predict import of_law, rounds_of_law
@@ -56,6 +57,19 @@ def cost(job: Job, seen: Forecast, tokens: int) -> Cost:
     return Cost(gpus, egress, gpu_h, away_gb)
 
 
+def charged_tokens(job: Job, tokens: int) -> int | None:
+    """As how many `tokens` of the run are charged (clock.charge_tokens); None: as what they are."""
+    p, step = job.config.plan, job.config.clock.charge_tokens
+    found = round(tokens * step / (p.batch * p.sequence)) if step else tokens
+    return None if found == tokens else found
+
+
+def charged_words(job: Job, tokens: int) -> str:
+    """To be said behind a number of tokens that something which is charged is said of; empty where they are charged as what they are."""
+    found = charged_tokens(job, tokens)
+    return "" if found is None else f", charged as {count(found)} tokens"
+
+
 def aways(job: Job) -> list[float]:
     """Of each worker, the share of its messages that go to another region: of gossip the mean over graphs of the same law."""
     method, n = job.method, job.n
@@ -90,10 +104,12 @@ def cost_lines(job: Job, seen: Forecast) -> Iterator[str]:
     """The sum, what it is made of, and what has no price."""
     if not priced(job):
         return
-    money, found = job.fleet.currency, cost(job, seen, job.method.total_tokens)
+    tokens = job.method.total_tokens
+    money, found, charged = job.fleet.currency, cost(job, seen, tokens), charged_tokens(job, tokens)
+    of = "a million tokens" if charged is None else f"a million of the {count(charged)} tokens that are charged"
     yield (
         f"cost of the run: {found.total:,.2f} {money}: {found.gpus:,.2f} for {found.gpu_h:,.2f} GPU-hours, {found.egress:,.2f} for "
-        f"{found.away_gb:,.3f} GB that leave their region; {1e6 * found.total / job.method.total_tokens:,.4g} {money} a million tokens"
+        f"{found.away_gb:,.3f} GB that leave their region; {1e6 * found.total / (charged or tokens):,.4g} {money} {of}"
     )
     for key, what in (("price_gpu_h", "GPU-hour"), ("price_egress_gb", "GB of egress")):
         lacking = [site.name for site in job.fleet.sites if getattr(site, key) is None]

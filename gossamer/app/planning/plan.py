@@ -13,7 +13,7 @@ from rich.table import Table
 from gossamer.app.footprint import outer_names
 from gossamer.app.job import Job
 from gossamer.app.planning.alternatives import Row, choice, others, row
-from gossamer.app.planning.cost import cost_lines, priced
+from gossamer.app.planning.cost import charged_words, cost_lines, priced
 from gossamer.app.planning.forecast import Forecast, forecast, modelled_s, simulated
 from gossamer.app.planning.graphs import gap_line
 from gossamer.app.progress import count, duration
@@ -44,7 +44,7 @@ def plan(job: Job, console: Console, now: Callable[[str], None] = lambda text: N
     tokens = job.method.total_tokens
     rows = with_own(others(job, net), row(job, f"{job.title} (configured)", plan_name(job.config), seen, tokens))
     console.print(_methods(job, rows))
-    console.print(verdict(rows, tokens), highlight=False)
+    console.print(verdict(rows, tokens, charged_words(job, tokens)), highlight=False)
 
 
 def with_own(rows: Sequence[Row], own: Row) -> list[Row]:
@@ -122,7 +122,7 @@ def _workers(job: Job, seen: Forecast) -> Table:
 def _run_lines(job: Job, seen: Forecast) -> Iterator[str]:
     method, parameters = job.method, numel(job.layout)
     yield (
-        f"{method.rounds} rounds of {count(method.plan.usual_tokens)} tokens: {count(method.total_tokens)} tokens, "
+        f"{method.rounds} rounds of {count(method.plan.usual_tokens)} tokens: {count(method.total_tokens)} tokens{charged_words(job, method.total_tokens)}, "
         f"about {duration(seen.round_s * method.rounds)} of virtual time"
     )
     frozen = f" are trained and travel, {count(n)} are not" if (n := job.outline.frozen[0]) else ""
@@ -239,7 +239,7 @@ def _outer_line(job: Job) -> str:
 def _methods(job: Job, rows: Sequence[Row]) -> Table:
     money = [f"cost\n{job.fleet.currency}"] if priced(job) else []
     table = _table(
-        f"To {count(job.method.total_tokens)} tokens on {job.fleet.name}{_charged(job)}",
+        f"To {count(job.method.total_tokens)} tokens{charged_words(job, job.method.total_tokens)} on {job.fleet.name}{_charged(job)}",
         ("method", "plan"),
         ("time", "utilisation\n%", "straggler\n%", "network\n%", "sent\nMB a round", *money),
     )
@@ -252,13 +252,14 @@ def _methods(job: Job, rows: Sequence[Row]) -> Table:
     return table
 
 
-def verdict(rows: Sequence[Row], tokens: int) -> str:
-    """Which row would be chosen, and why, in a sentence or two. `rows`: the first is what the others are held against."""
+def verdict(rows: Sequence[Row], tokens: int, charged: str = "") -> str:
+    """Which row would be chosen, and why, in a sentence or two. `rows`: the first is what the others are held against; `charged`: of
+    `charged_words`."""
     best, first = choice(rows), rows[0]
     f = best.forecast
     less = "" if best is first else f", {100 * (1 - best.time_s / first.time_s):.0f} % less than {first.label}"
     return (
-        f"Choice: {best.label} with plan {best.plan}, {duration(best.time_s)} for {count(tokens)} tokens{less}: its workers compute "
+        f"Choice: {best.label} with plan {best.plan}, {duration(best.time_s)} for {count(tokens)} tokens{charged}{less}: its workers compute "
         f"{100 * f.utilisation:.1f} % of the time, wait {100 * f.straggler:.1f} % for slower ones and {100 * f.network:.1f} % for the "
         "network. This is time alone: what a method learns per token is not predicted, gossamer compare shows it."
         + ("\nIts settings: " + " ".join(f"--set {s}" for s in best.settings) if best.settings else "")
