@@ -184,6 +184,9 @@ def test_a_run_is_resumed_only_under_the_circumstances_that_it_began_with(text: 
     before = summary(out)
     assert main(["simulate", "--resume", str(out)]) == 0
     assert summary(out) == before, "a finished run stays as it was"
+    lines = capsys.readouterr().out.splitlines()
+    ended = f"the run in {out} has come to its end after round 4: nothing was trained."
+    assert sum(line.startswith(ended) and "gossamer export" in line and "model.checkpoint=" in line for line in lines) == 1
     fleet.write_text(site.format("a", 1.0) + site.format("b", 0.2) + link)
     assert main(["simulate", "--resume", str(out)]) == 2
     assert "fleet" in capsys.readouterr().err

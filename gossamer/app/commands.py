@@ -33,9 +33,11 @@ def simulate(
             raise BadInput("--timing-only trains nothing and keeps no run folder: leave --out and --resume out")
         _time_only(early.named_right(load(configs, sets)))
         return
+    ended = None
     if resume:
         run = early.run_to_resume(resume, configs, "simulate", "sim")
         early.check_no_sets(resume, sets)
+        ended = early.had_ended(run, round)
         with loading():
             from gossamer.app.job import resolve
             from gossamer.app.simulate import simulate as world
@@ -51,7 +53,7 @@ def simulate(
 
             job = resolve(config)
         folder = world(job, path or default_path(job.title))
-    _end(folder.path)
+    _end(folder.path, ended)
 
 
 def _time_only(config: Config) -> None:
@@ -177,8 +179,10 @@ def _show_table(folders: Sequence[Path]) -> None:
     console.print(table.as_text([read.Run.load(f) for f in folders], console.width), markup=False)
 
 
-def _end(folder: Path) -> None:
-    """The report of a run, and its line of a table."""
+def _end(folder: Path, ended: str | None = None) -> None:
+    """The report of a run, and its line of a table. `ended`: of `early.had_ended`."""
+    if ended:
+        _console().print(ended, markup=False)
     _finish(folder)
     _show_table([folder])
 
@@ -221,7 +225,7 @@ def _go_on(resume: Path, configs: Sequence[Path], sets: Sequence[str], workers: 
     """A run with local workers, as many as before or others."""
     run = early.run_to_resume(resume, configs, "train", "net")
     config = load([resume / "config.toml"])
-    before = early.workers_of(config)
+    before, ended = early.workers_of(config), early.had_ended(run, round)
     others = workers is not None and workers != before
     if others and round is not None:
         raise BadInput(f"--round {round} goes back with the {before} workers of the run: do that first, then go on with {workers}")
@@ -238,7 +242,7 @@ def _go_on(resume: Path, configs: Sequence[Path], sets: Sequence[str], workers: 
         if others and workers is not None:
             job = resize(run, job, workers, sets)
         folder = launch_local(job, resume, resume=True, back_to=round)
-    _end(folder)
+    _end(folder, ended)
 
 
 def _left(path: Path | None) -> str:
@@ -250,8 +254,9 @@ def _left(path: Path | None) -> str:
 
 def _one_worker(configs: Sequence[Path], sets: Sequence[str], resume: Path | None, round: int | None, out: Path | None) -> None:
     """This process is one worker of a run that our launcher (which writes the report) or torchrun has started."""
+    ended = None
     if resume:
-        early.run_to_resume(resume, configs, "train", "net")
+        ended = early.had_ended(early.run_to_resume(resume, configs, "train", "net"), round)
         early.check_no_sets(resume, sets)
         config, path = load([resume / "config.toml"]), resume
     else:
@@ -263,13 +268,15 @@ def _one_worker(configs: Sequence[Path], sets: Sequence[str], resume: Path | Non
     from gossamer.app.job import resolve
     from gossamer.app.train import work
 
-    _report_of_worker_0(work(resolve(config), path, resume=resume is not None, back_to=round))
+    _report_of_worker_0(work(resolve(config), path, resume=resume is not None, back_to=round), ended)
 
 
-def _report_of_worker_0(folder: Path) -> None:
+def _report_of_worker_0(folder: Path, ended: str | None) -> None:
     from gossamer.net.start import STORE_ENV
 
     if os.environ.get("RANK") == "0" and STORE_ENV not in os.environ and (folder / "summary.json").is_file():
+        if ended:
+            _console().print(ended, markup=False)
         _finish(folder)
 
 

@@ -100,6 +100,16 @@ def run_to_resume(run: Path, configs: Sequence[Path], command: str, world: str) 
     return folder
 
 
+def had_ended(run: RunFolder, round: int | None) -> str | None:
+    """What to say of a run that was to go on, where it has come to its end and is not taken back to `round`: that nothing was trained."""
+    if round is not None or not run.finished:
+        return None
+    return (
+        f"the run in {run.path} has come to its end after round {run.summary().get('rounds')}: nothing was trained. For more rounds begin "
+        f"a new run from its model: gossamer export {run.path} --to MODEL, then --set model.checkpoint=MODEL"
+    )
+
+
 def says_nothing_new(run: Path, config: Config, sets: Sequence[str]) -> bool:
     """Whether `sets` say what is so already: the command that has changed a run's workers is given again."""
     return all(key_of(text) in MAY_CHANGE for text in sets) and load([run / "config.toml"], sets) == config

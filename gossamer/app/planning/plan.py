@@ -122,8 +122,8 @@ def _workers(job: Job, seen: Forecast) -> Table:
 def _run_lines(job: Job, seen: Forecast) -> Iterator[str]:
     method, parameters = job.method, numel(job.layout)
     yield (
-        f"{method.rounds} rounds of {count(method.plan.usual_tokens)} tokens: {count(method.total_tokens)} tokens{charged_words(job, method.total_tokens)}, "
-        f"about {duration(seen.round_s * method.rounds)} of virtual time"
+        f"{method.rounds} rounds of {count(method.plan.usual_tokens)} tokens: {count(method.total_tokens)} tokens"
+        f"{charged_words(job, method.total_tokens)}, about {duration(seen.round_s * method.rounds)} of virtual time"
     )
     frozen = f" are trained and travel, {count(n)} are not" if (n := job.outline.frozen[0]) else ""
     sent = method.exchange.sent_bytes(method.wire, job.layout, method.heard_by, job.n, HEADER_BYTES)
@@ -237,9 +237,9 @@ def _outer_line(job: Job) -> str:
 
 
 def _methods(job: Job, rows: Sequence[Row]) -> Table:
-    money = [f"cost\n{job.fleet.currency}"] if priced(job) else []
+    money, tokens = [f"cost\n{job.fleet.currency}"] if priced(job) else [], job.method.total_tokens
     table = _table(
-        f"To {count(job.method.total_tokens)} tokens{charged_words(job, job.method.total_tokens)} on {job.fleet.name}{_charged(job)}",
+        f"To {count(tokens)} tokens{charged_words(job, tokens)} on {job.fleet.name}{_charged(job)}",
         ("method", "plan"),
         ("time", "utilisation\n%", "straggler\n%", "network\n%", "sent\nMB a round", *money),
     )
@@ -259,8 +259,8 @@ def verdict(rows: Sequence[Row], tokens: int, charged: str = "") -> str:
     f = best.forecast
     less = "" if best is first else f", {100 * (1 - best.time_s / first.time_s):.0f} % less than {first.label}"
     return (
-        f"Choice: {best.label} with plan {best.plan}, {duration(best.time_s)} for {count(tokens)} tokens{charged}{less}: its workers compute "
-        f"{100 * f.utilisation:.1f} % of the time, wait {100 * f.straggler:.1f} % for slower ones and {100 * f.network:.1f} % for the "
-        "network. This is time alone: what a method learns per token is not predicted, gossamer compare shows it."
+        f"Choice: {best.label} with plan {best.plan}, {duration(best.time_s)} for {count(tokens)} tokens{charged}{less}: its workers "
+        f"compute {100 * f.utilisation:.1f} % of the time, wait {100 * f.straggler:.1f} % for slower ones and {100 * f.network:.1f} % for "
+        "the network. This is time alone: what a method learns per token is not predicted, gossamer compare shows it."
         + ("\nIts settings: " + " ".join(f"--set {s}" for s in best.settings) if best.settings else "")
     )
