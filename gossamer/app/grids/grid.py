@@ -207,6 +207,7 @@ def run_grid(
         work.rmdir()
     said = notes(rows, axes, folder)
     out.mkdir(parents=True, exist_ok=True)
+    replaced = _another(out / "grid.json", rows)
     write_atomically(out / "grid.json", json.dumps(clean(as_json(rows, axes, folder, said)), indent=1, ensure_ascii=False) + "\n")
     columns, table = as_table(rows, axes)
     links = [_links(row, out, folder) for row in rows]
@@ -222,11 +223,23 @@ def run_grid(
         console.print(line, markup=False)
     for line in said:
         console.print(line, markup=False)
+    if replaced:
+        console.print(f"the table of another grid that was in {out} is replaced; its cells are kept in {replaced}", markup=False)
     console.print(f"table: {out / 'index.html'} and grid.json; cells: {folder}", markup=False)
     bad = [cell for row in rows for cell in row.cells if cell.failed]
     if bad:
         lines = [f"\n  {c.config.name}, seed {c.config.seed}: {c.failed}{_again(cell_path(folder, c.hash))}" for c in bad]
         raise RunFailed(f"{len(bad)} of {len(configs)} cells have failed:" + "".join(lines))
+
+
+def _another(file: Path, rows: Sequence[Row]) -> str | None:
+    """Where the cells are of a grid whose table is in the file and had others than these; None where there is none."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        there = {hash for row in found["rows"] for hash in row["cells"].values()}
+        return None if there <= {cell.hash for row in rows for cell in row.cells} else str(found["cells"])
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):  # none, or not ours
+        return None
 
 
 def _links(row: Row, out: Path, cells: Path) -> list[tuple[str, str]]:
