@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from report_folders import make_plan, make_run, read_lines, write_lines
 
+from gossamer.report.grid_page import grid_page, heading
 from gossamer.report.page import write_page
 from gossamer.report.serve import Live, Server
 
@@ -73,6 +74,34 @@ def test_a_page_fits_and_asks_for_nothing(browser: Any, pages: dict[str, Path], 
     tab.page.emulate_media(media="print")
     assert not tab.page.locator(".zoom").first.is_visible(), "a canvas does not print"
     assert tab.page.locator("figure[data-key] .drawing svg").first.is_visible()
+    tab.close()
+
+
+def test_the_table_of_a_grid_shows_first_what_one_looks_for(browser: Any, tmp_path: Path) -> None:
+    columns = [("configuration", ""), ("inner.lr", ""), ("plan.steps", ""), ("seeds", ""), ("loss", "nats"), ("±", "nats")]
+    columns += [("perplexity", ""), ("time to target", "h:mm:ss"), ("total time", "h:mm:ss"), ("utilisation", "%"), ("straggler idle", "%")]
+    columns += [("network idle", "%"), ("against the best", "nats")]
+    numbers = ["3", "* 4.2345", "0.0123", "68.91", "0:12:33 (2 of 3)", "1:02:05", "88.1", "11.2", "0.7", "not distinguishable"]
+    links = [("seed 0", "a"), ("run", "b"), ("seed 1", "c"), ("run", "d"), ("seed 2", "e"), ("run", "f")]
+    rows = [([name, lr, "16", *numbers], links) for name in ("diloco", "my_methods.heavy") for lr in ("1e-3", "3e-3")]
+    named = heading([cells[0] for cells, _ in rows], ["inner.lr", "plan.steps"])
+    file = tmp_path / "index.html"
+    file.write_text(grid_page(named, "4 rows", columns, rows, [], 2), encoding="utf-8")
+    tab = Tab(browser, file.as_uri(), 1280)
+    assert tab.page.title() == "diloco and my_methods.heavy by inner.lr and plan.steps · Gossamer"
+    heads = [text.split(" (")[0] for text in tab.page.locator("thead th").all_text_contents()]
+    assert heads[:4] == ["configuration", "loss", "±", "against the best"] and heads[-1] == "files"
+    assert (
+        "inner.lr = 3e-3" in tab.page.locator("tbody th").nth(1).text_content()
+        and "seed 0" in tab.page.locator("tbody td").nth(10).text_content()
+    )
+    ends = "n => document.querySelectorAll('tbody tr:first-child > *')[n].getBoundingClientRect().right"
+    box = "() => document.querySelector('.grid').getBoundingClientRect().right"
+    assert tab.page.evaluate(ends, len(heads) - 1) <= tab.page.evaluate(box) + 1, "all columns are seen"
+    assert not tab.page.locator(".more").is_visible()
+    tab.page.set_viewport_size({"width": 390, "height": 800})
+    assert tab.page.evaluate(ends, 1) <= 390 and tab.page.evaluate(SIDEWAYS) <= 0, "configuration and loss are"
+    assert tab.page.locator(".more").is_visible()
     tab.close()
 
 

@@ -30,6 +30,7 @@ from gossamer.report.words import (
     fleet_name,
     goes_on,
     labels,
+    listed,
     megabytes,
     percent,
     plain_label,
@@ -275,7 +276,7 @@ def render(runs: Sequence[Run], version: str = "") -> str:
     parts = shown(figures.of_run(runs[0]) if single else figures.of_comparison(runs), "all", single)
     fleets = {fleet_name(run) for run in runs}
     fleet = fleets.pop() if len(fleets) == 1 else None
-    subject = _listed(list(dict.fromkeys(plain_label(run) for run in runs)))
+    subject = listed(list(dict.fromkeys(plain_label(run) for run in runs)))
     every = [one.html for group in (parts, *(card.parts for card in cards)) for _, charts in group for one in charts]
     loader = FileSystemLoader(Path(__file__).parent / "templates")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -300,16 +301,6 @@ def render(runs: Sequence[Run], version: str = "") -> str:
         common=lines if single else [line for line in lines if not line.differs],
         version=version,
     )
-
-
-def _listed(names: Sequence[str]) -> str:
-    """Names in a row: up to four, then how many more.
-
-    >>> _listed(["a", "b", "c"]), _listed(list("abcdef"))
-    ('a, b and c', 'a, b, c and 3 more')
-    """
-    shown = list(names) if len(names) <= 4 else [*names[:3], f"{len(names) - 3} more"]
-    return " and ".join([", ".join(shown[:-1]), shown[-1]]) if len(shown) > 1 else shown[0]
 
 
 def write_page(folders: Sequence[Path | str], out_path: Path | str) -> Path:

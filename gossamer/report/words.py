@@ -112,6 +112,16 @@ def short(count: float) -> str:
     return f"{count:.0f}"
 
 
+def listed(names: Sequence[str]) -> str:
+    """Names in a row: up to four, then how many more.
+
+    >>> listed(["a", "b", "c"]), listed(list("abcdef"))
+    ('a, b and c', 'a, b, c and 3 more')
+    """
+    shown = list(names) if len(names) <= 4 else [*names[:3], f"{len(names) - 3} more"]
+    return " and ".join([", ".join(shown[:-1]), shown[-1]]) if len(shown) > 1 else shown[0]
+
+
 def method_name(method: object) -> str:
     """The name a person would write.
 

@@ -28,7 +28,7 @@ from gossamer.app.grids.compare import ONE_SEED, check_comparable
 from gossamer.app.grids.engines import Engine
 from gossamer.app.job import resolve
 from gossamer.core.errors import BadInput, RunFailed
-from gossamer.report.grid_page import grid_page
+from gossamer.report.grid_page import grid_page, heading
 from gossamer.report.table import laid_out, paired, verdict
 from gossamer.report.words import charged_as, clock, fixed, percent
 from gossamer.report.write import write_whole
@@ -211,7 +211,9 @@ def run_grid(
     write_atomically(out / "grid.json", json.dumps(clean(as_json(rows, axes, folder, said)), indent=1, ensure_ascii=False) + "\n")
     columns, table = as_table(rows, axes)
     links = [_links(row, out, folder) for row in rows]
-    write_whole(out / "index.html", grid_page(title(rows), columns, list(zip(table, links, strict=True)), said))
+    of = heading([row.source for row in rows], [a.key for a in axes])
+    linked = list(zip(table, links, strict=True))
+    write_whole(out / "index.html", grid_page(of, title(rows), columns, linked, said, len(axes)))
     console.print()
     console.print(title(rows), markup=False)
     console.print()
