@@ -10,9 +10,11 @@ from report_folders import make_run, read_lines, write_lines
 
 from gossamer.core.errors import BadInput
 from gossamer.report.figures import of_run
+from gossamer.report.page import render
 from gossamer.report.read import Run
 from gossamer.report.records import KINDS
-from gossamer.report.spent import seconds
+from gossamer.report.spent import bytes_by_run, seconds
+from gossamer.report.table import comparison
 from gossamer.report.words import caution, charged, comparison_sentence, labels, sentence, worker_names
 
 
@@ -114,6 +116,28 @@ def test_labels_tell_runs_apart(tmp_path: Path) -> None:
     named = Run.load(make_run(tmp_path / "n", rounds=1, config={"name": "H = 60"}))
     assert labels([runs[0], named]) == ["GeoMesh", "H = 60"]
     assert len(set(labels([runs[0], runs[0]]))) == 2
+
+
+def test_a_run_with_a_name_of_its_own_names_its_method_too(tmp_path: Path) -> None:
+    run = Run.load(make_run(tmp_path / "n", "diloco", rounds=1, config={"name": "H = 60"}))
+    assert sentence(run).startswith("H = 60 (DiLoCo) on azure-4: ")
+    assert comparison([run])[0].method == "H = 60 (DiLoCo)" and "<h1>H = 60 (DiLoCo) on azure-4</h1>" in render([run])
+    said = Run.load(make_run(tmp_path / "s", "local_sgd", rounds=1, config={"name": "local-sgd slow"}))
+    assert comparison([said])[0].method == "local-sgd slow", "it does already"
+
+
+def test_a_site_is_called_a_worker_in_prose(tmp_path: Path) -> None:
+    idle = {"straggler_idle": {"mean": 0.01, "workers": [0.0, 0.5]}}
+    run = Run.load(make_run(tmp_path / "a", workers=2, rounds=1, change={"worker_names": ["slow", "fast-6"], **idle}))
+    assert "worker fast-6 waited most for slower workers, 50.0 %" in sentence(run)
+
+
+def test_bars_of_bytes_are_labelled_in_the_unit_of_their_axis(tmp_path: Path) -> None:
+    sent = {"geomesh": 20_000_000, "ddp": 3_000_000_000}
+    runs = [Run.load(make_run(tmp_path / name, name, rounds=1, change={"bytes_sent": [n] * 4})) for name, n in sent.items()]
+    chart = bytes_by_run(runs)
+    assert chart and chart.alt == "Sent per worker: GeoMesh 0.020 GB; DDP 3.00 GB."
+    assert "3.00 GB" in chart.svg and "0.020 GB" in chart.svg and " MB" not in chart.svg
 
 
 def test_workers_are_named_or_numbered(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ from gossamer.report.words import (
     sentence,
     short,
     tidy,
+    with_method,
     worker_names,
 )
 from gossamer.report.write import write_whole
@@ -276,7 +277,7 @@ def render(runs: Sequence[Run], version: str = "") -> str:
     parts = shown(figures.of_run(runs[0]) if single else figures.of_comparison(runs), "all", single)
     fleets = {fleet_name(run) for run in runs}
     fleet = fleets.pop() if len(fleets) == 1 else None
-    subject = listed(list(dict.fromkeys(plain_label(run) for run in runs)))
+    subject = listed(list(dict.fromkeys(with_method(plain_label(run), run) for run in runs)))
     every = [one.html for group in (parts, *(card.parts for card in cards)) for _, charts in group for one in charts]
     loader = FileSystemLoader(Path(__file__).parent / "templates")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)

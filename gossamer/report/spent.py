@@ -20,13 +20,14 @@ from gossamer.report.style import (
     Chart,
     bytes_unit,
     canvas,
+    in_unit,
     plain_ticks,
     swatches,
     thin,
     time_unit,
     to_svg,
 )
-from gossamer.report.words import KIND_NAMES, fixed, labels, megabytes, percent, tidy, worker_name, worker_names
+from gossamer.report.words import KIND_NAMES, fixed, labels, percent, tidy, worker_name, worker_names
 
 MOST_ROWS = 16
 """More workers than this are drawn in groups of neighbours (bars) or left out (timeline)."""
@@ -227,7 +228,7 @@ def bytes_by_worker(run: Run) -> Chart | None:
         swatches(figure, [(name, color) for _, color, name in lanes])
         alt = (
             "Bytes per worker: "
-            + "; ".join(f"{t} sent {megabytes(sum(sent[i] for i in g) / len(g))} MB" for t, g in zip(titles, groups, strict=True))
+            + "; ".join(f"{t} sent {in_unit(sum(sent[i] for i in g) / len(g) / scale)} {unit}" for t, g in zip(titles, groups, strict=True))
             + "."
         )
         svg = to_svg(figure, f"bytes-{run.folder}", alt)
@@ -297,7 +298,9 @@ def bytes_by_run(runs: Sequence[Run]) -> Chart | None:
     with canvas(WIDTH_IN, 0.95 + 0.3 * max(2, len(runs))) as (figure, axes):
         axes.barh(range(len(runs)), [m / scale for m in means], height=0.68, color=colors, lw=0)
         for y, value in enumerate(means):
-            axes.annotate(f"{megabytes(value)} MB", (value / scale, y), xytext=(5, 0), textcoords="offset points", va="center", fontsize=9)
+            axes.annotate(
+                f"{in_unit(value / scale)} {unit}", (value / scale, y), xytext=(5, 0), textcoords="offset points", va="center", fontsize=9
+            )
         axes.set_yticks(range(len(runs)), names)
         axes.tick_params(axis="y", length=0)
         axes.set_ylim(len(runs) - 0.45, -0.55)
@@ -306,6 +309,6 @@ def bytes_by_run(runs: Sequence[Run]) -> Chart | None:
         axes.grid(axis="x")
         plain_ticks(axes, y=None)
         axes.set_xlabel(f"{unit} sent per worker over the whole run")
-        alt = "Sent per worker: " + "; ".join(f"{n} {megabytes(m)} MB" for n, m in zip(names, means, strict=True)) + "."
+        alt = "Sent per worker: " + "; ".join(f"{n} {in_unit(m / scale)} {unit}" for n, m in zip(names, means, strict=True)) + "."
         svg = to_svg(figure, "bytes-by-run", alt)
     return Chart("bytes-by-run", "Bytes sent per worker", "Packets with their headers, mean over the workers.", alt, svg)

@@ -199,6 +199,17 @@ def bytes_unit(largest: float) -> tuple[float, str]:
     return 1.0, "bytes"
 
 
+def in_unit(value: float) -> str:
+    """A number of the unit that an axis has, for a label beside it.
+
+    >>> in_unit(12345.6), in_unit(81.84), in_unit(2.218), in_unit(0.0214), in_unit(0)
+    ('12,346', '81.8', '2.22', '0.021', '0')
+    """
+    if 0 < value < 0.001:
+        return f"{value:.1g}"
+    return f"{value:,.{0 if value >= 100 or not value else 1 if value >= 10 else 2 if value >= 1 else 3}f}"
+
+
 def plain_ticks(axes: Axes, x: int | None = 6, y: int | None = 5, whole_x: bool = False) -> None:
     """Few ticks with plain numbers: no offsets, no powers."""
 

@@ -9,7 +9,7 @@ from html import escape
 from statistics import mean, stdev
 
 from gossamer.report.read import Run
-from gossamer.report.words import Recipe, alarms, charged, clock, fixed, labels, megabytes, percent, plain_label, recipe, tidy
+from gossamer.report.words import Recipe, alarms, charged, clock, fixed, labels, megabytes, percent, plain_label, recipe, tidy, with_method
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def comparison(runs: Sequence[Run]) -> tuple[Row, ...]:
 
     return tuple(
         Row(
-            method=label,
+            method=with_method(label, run),
             world=tidy(run.summary["world"], 20),
             final_perplexity=run.number("final_perplexity"),
             final_loss=run.number("final_loss"),

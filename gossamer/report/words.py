@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import PurePath
@@ -31,6 +32,8 @@ NAMES = {
     "streaming_diloco": "Streaming DiLoCo",
     "muloco": "MuLoCo",
 }
+_GPU = re.compile(r"[A-Z]{1,4} ?[0-9]")
+"""How names of GPUs begin; what else workers are called is a site's name."""
 Recipe: TypeAlias = tuple[tuple[str, str], ...]
 """A configuration without seed, label and folder, as sorted (key, value)."""
 KIND_NAMES = {kind: kind.replace("_", " ") for kind in KINDS} | {"outer": "outer step"}
@@ -188,10 +191,21 @@ def worker_name(names: Sequence[str], worker: int) -> str:
 def who(name: str) -> str:
     """A worker as prose names it.
 
-    >>> who("worker 3"), who("H100"), who("A100 #1")
-    ('worker 3', 'the H100', 'the A100 #1')
+    >>> who("worker 3"), who("H100"), who("A100 #1"), who("RTX 6000"), who("fast-6")
+    ('worker 3', 'the H100', 'the A100 #1', 'the RTX 6000', 'worker fast-6')
     """
-    return name if name.startswith("worker") else f"the {name}"
+    return name if name.startswith("worker") else f"the {name}" if _GPU.match(name) else f"worker {name}"
+
+
+def with_method(label: str, run: Run) -> str:
+    """`label`, with the method where the run has a name of its own that does not say it."""
+    method = method_name(run.summary["method"])
+    own = _letters(str(run.config.get("name") or ""))
+    return label if not own or _letters(method) in own else f"{label} ({method})"
+
+
+def _letters(text: str) -> str:
+    return "".join(c for c in text.lower() if c.isalnum())
 
 
 def plain_label(run: Run) -> str:
@@ -334,7 +348,7 @@ def sentence(run: Run) -> str:
         elif share.mean >= 0.0005:
             parts.append(f"{percent(share.mean)} % went to waiting for {why}")
     where = f" on {fleet}" if fleet else f" on {run.workers} worker{'s' * (run.workers != 1)}"
-    return f"{plain_label(run)}{where}: {'; '.join(parts)}."
+    return f"{with_method(plain_label(run), run)}{where}: {'; '.join(parts)}."
 
 
 def comparison_sentence(runs: Sequence[Run]) -> str:
