@@ -41,6 +41,7 @@ $(READY): pyproject.toml constraints.txt
 	@echo "$(VENV) is ready"
 
 setup: $(READY)
+	@echo "next: source $(VENV)/bin/activate"
 
 demo: $(READY)
 	@$(BIN)/python -m gossamer demo

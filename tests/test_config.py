@@ -279,6 +279,17 @@ def test_recipes_by_dotted_path() -> None:
         find_recipe("gossamer.recipes.DEFAULT_PLAN")
 
 
+def test_a_mistyped_path_of_a_recipe_is_told_what_was_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mistyped_methods.py").write_text("def heavy(setting): ...\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for path in ("mistyped_method.heavy", "mistyped_methods.heavi"):
+        with pytest.raises(BadInput, match=r'cannot be imported .* did you mean "mistyped_methods.heavy"\?'):
+            find_recipe(path)
+    with pytest.raises(BadInput, match=r"importable from here$"):
+        find_recipe("nothing_like_it.heavy")
+
+
 def test_a_recipe_of_ones_own_is_shown_under_its_own_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where its method has kept the name of the one that it was made of."""
     (tmp_path / "mine_shown.py").write_text(

@@ -39,6 +39,18 @@ from gossamer.worker.packet import HEADER_BYTES
 
 pytestmark = pytest.mark.usefixtures("cache")
 
+
+def test_a_folder_that_is_not_there_is_told_which_was_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ckpt").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for given, meant in (("ckp", "ckpt"), (str(tmp_path / "ckp"), str(tmp_path / "ckpt"))):
+        with pytest.raises(BadInput, match=f"model.checkpoint.*Did you mean the folder '{re.escape(meant)}'"):
+            folder_of(Source(checkpoint=given))
+    with pytest.raises(BadInput) as error:
+        folder_of(Source(checkpoint="nothing-like-it"))
+    assert "Did you mean" not in str(error.value)
+
+
 LLAMA = {
     "model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
     "num_key_value_heads": 2, "tie_word_embeddings": True,

@@ -140,6 +140,13 @@ def test_bars_of_bytes_are_labelled_in_the_unit_of_their_axis(tmp_path: Path) ->
     assert "3.00 GB" in chart.svg and "0.020 GB" in chart.svg and " MB" not in chart.svg
 
 
+def test_of_a_grid_the_page_that_is_there_is_named(tmp_path: Path) -> None:
+    for name in ("grid.json", "index.html"):
+        (tmp_path / name).touch()
+    with pytest.raises(BadInput, match=r"the folder of a grid, not of a run: its table is a page that is there already, .*/index\.html"):
+        Run.load(tmp_path)
+
+
 def test_workers_are_named_or_numbered(tmp_path: Path) -> None:
     run = Run.load(make_run(tmp_path / "a", rounds=1, workers=3))
     assert worker_names(run) == ("A100 #0", "A100 #1", "A100 #2")

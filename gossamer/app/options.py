@@ -42,13 +42,30 @@ def find_recipe(name: str) -> Callable[..., Any]:
     try:
         recipe = getattr(importlib.import_module(module_name), attribute)
     except Exception as error:  # whatever the module does while it is imported
+        near = _meant(module_name, attribute)
+        hint = f'; did you mean "{near}"?' if near else ""
         raise BadInput(
             f"method.name = {show(name)} cannot be imported ({type(error).__name__}: {error}): give module.function, importable from here"
+            + hint
         ) from error
     if not callable(recipe):
         raise BadInput(f'method.name = "{name}" is {show(recipe)}: expected a function that returns a Method')
     _check_takes_setting(name, recipe)
     return recipe
+
+
+def _meant(module_name: str, attribute: str) -> str | None:
+    """What a path that cannot be imported is a mistyped one of: a function of the module, or a module of this folder; None: of nothing."""
+    if module := sys.modules.get(module_name):
+        near = nearest(attribute, (n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module_name))
+        return near and f"{module_name}.{near}"
+    if "." in module_name:
+        return None
+    try:
+        near = nearest(module_name, sorted(path.stem for path in Path.cwd().glob("*.py")))
+    except OSError:  # a folder that cannot be read
+        return None
+    return f"{near}.{attribute}" if near and near != module_name else None
 
 
 def _check_takes_setting(name: str, recipe: Callable[..., Any]) -> None:

@@ -97,6 +97,10 @@ class Run:
         if not folder.is_dir():
             raise BadInput(f"{str(folder)!r} is not a folder; expected a run folder with {', '.join(FILES)}")
         missing = [name for name in FILES if not (folder / name).is_file()]
+        if len(missing) == len(FILES) and (folder / "grid.json").is_file() and (folder / "index.html").is_file():
+            raise BadInput(
+                f"{str(folder)!r} is the folder of a grid, not of a run: its table is a page that is there already, {folder / 'index.html'}"
+            )
         if len(missing) == len(FILES):
             raise BadInput(f"{str(folder)!r} is not a run folder: it holds none of {', '.join(FILES)}; give the folder that a run wrote")
         if missing:

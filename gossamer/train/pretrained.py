@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -39,12 +40,27 @@ def folder_of(source: Source, weights: bool = False) -> Path:
         raise BadInput(f"model.checkpoint = {given[:80]!r} cannot be read ({error}): give the path of a folder") from error
     if there:
         raise BadInput(f"model.checkpoint = {given!r} is a file: give the folder that holds config.json and *.safetensors")
+    near = _meant(path)
     if not may_be_name(given):
         raise BadInput(
             f"there is no folder {given!r} (model.checkpoint): expected one with config.json and *.safetensors, or a name on the hub, "
-            "such as HuggingFaceTB/SmolLM2-135M"
+            "such as HuggingFaceTB/SmolLM2-135M" + near
         )
-    return _whole(_fetched(given, source.revision, weights), weights)
+    try:
+        found = _fetched(given, source.revision, weights)
+    except BadInput as error:
+        raise BadInput(f"{error}{near}") from error
+    return _whole(found, weights)
+
+
+def _meant(path: Path) -> str:
+    """The folder beside it whose name is most like the one that is not there, as the end of a message; empty where there is none."""
+    try:
+        there = [one.name for one in path.parent.iterdir() if one.is_dir()]
+    except OSError:
+        return ""
+    near = difflib.get_close_matches(path.name, there, n=1)
+    return f". Did you mean the folder {str(path.parent / near[0])!r}?" if near else ""
 
 
 def may_be_name(given: str) -> bool:
