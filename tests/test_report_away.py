@@ -56,6 +56,10 @@ def test_a_site_that_is_gone_at_the_end_is_not_said_to_have_died(tmp_path: Path)
     assert notes(run) == (False, True)
     run = wide(tmp_path / "b", {2: set()}, {}, **gone)
     assert "worker 2 was not there at the end, and the others went on" in alarms([run])[0]
+    names = [f"site {name}" for name in ("lyon", "oslo", "porto", "riga")]
+    run = wide(tmp_path / "d", {0: {1, 2, 3, 8, 9, 10}, 2: set()}, {3: [0], 7: [2]}, worker_names=names, **gone)
+    (away, back) = alarms([run])
+    assert "site porto was away from round 8 on, and" in away and back.endswith("site lyon was away from round 4 on and back in round 8.")
     run = wide(tmp_path / "c", {i: {1, 2, 9, 10} for i in range(4)}, {})
     assert notes(run) == (True, True), "nobody has all of its time"
 

@@ -47,6 +47,9 @@ def test_a_run_of_sites_has_the_bits_of_its_simulation(method: str, text: Path, 
         run.ends(*SITES[:n])
         check_same(run.summary("lyon"), simulated(sets, tmp_path / "sim"))
         assert run.summary("oslo") == run.summary("lyon")
+        names = run.summary("lyon")["worker_names"]
+        assert sorted(names) == sorted(f"site {site}" for site in SITES[:n]), "by seat, and so as they came"
+        assert json.loads((run.root / "runs" / "oslo" / "plan.json").read_text())["worker_names"] == names
         assert (run.root / "runs" / "lyon" / "report.html").is_file()
         models = [found for site in SITES[:n] if (found := weights.read(run.root / "runs" / site)) is not None]
         assert len(models) == (1 if method == "gasloc" else n)  # of gossip one site alone has the mean of all

@@ -195,9 +195,11 @@ def write_result(
     dead: Sequence[int] = (),
     without_records: Sequence[int] = (),
     lean: bool = False,
+    names: Sequence[str] | None = None,
 ) -> None:
     """The model of a finished run and its `summary.json`. `trees`: the parameters of the workers that are left; where there are servers,
-    the global one's alone, and `dead` says which workers are not. `without_records`: whose records are elsewhere. `lean`: no model."""
+    the global one's alone, and `dead` says which workers are not. `without_records`: whose records are elsewhere. `lean`: no model.
+    `names`: of the workers, where the fleet does not say them."""
     living = list(trees.values())
     if not living:
         raise RunFailed("no worker has come to the end of the run: all had died, so there is no model (clock.kill: leave one of them)")
@@ -219,6 +221,8 @@ def write_result(
     if not lean:
         mean_of = tuple(trees)[:1] if job.method.synchronous else tuple(trees)
         weights.write(folder.path, weights.Weights(model, job.method.rounds, summary["tokens"], mean_of))
+    if names is not None:
+        summary["worker_names"] = list(names)
     folder.write_summary(summary | ({"without_records": list(without_records)} if without_records else {}))
 
 

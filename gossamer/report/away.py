@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from itertools import pairwise
 
 from gossamer.report.read import Run
@@ -19,32 +20,32 @@ def gaps(run: Run) -> dict[int, list[tuple[int, int]]]:
     return {i: [(a, b) for a, b in pairwise(sorted(done[i])) if b > a + 1] for i in sorted(done)}
 
 
-def came_back(run: Run) -> list[str]:
-    """Who was gone for some rounds and came back."""
+def came_back(run: Run, called: Callable[[int], str]) -> list[str]:
+    """Who was gone for some rounds and came back. `called`: a worker's name, in prose."""
     if run.summary["world"] != "wan":
-        return [f"worker {i} died after round {a} and was back in round {b}" for i, found in gaps(run).items() for a, b in found]
+        return [f"{called(i)} died after round {a} and was back in round {b}" for i, found in gaps(run).items() for a, b in found]
     said = []
     for i, found in gaps(run).items():
         for a, b in found:
             if (since := _left_out(run, i, a, b)) is None:
-                said.append(f"worker {i} has no records of rounds {a + 1} to {b - 1}, and was there in round {b}")
+                said.append(f"{called(i)} has no records of rounds {a + 1} to {b - 1}, and was there in round {b}")
             else:
                 lost = f" (its records of rounds {a + 1} to {since} are lost)" if since > a else ""
-                said.append(f"worker {i} was away from round {since + 1} on{lost} and back in round {b}")
+                said.append(f"{called(i)} was away from round {since + 1} on{lost} and back in round {b}")
     return said
 
 
-def stayed_away(run: Run) -> list[str]:
+def stayed_away(run: Run, called: Callable[[int], str]) -> list[str]:
     """Who was gone at the end."""
     said = []
     for i in run.summary.get("dead") or ():
         last = max((r.round for r in run.rounds if r.worker == i), default=0)
         if run.summary["world"] != "wan":
-            said.append(f"worker {i} died after round {last}")
+            said.append(f"{called(i)} died after round {last}")
         elif (since := _left_out(run, i, last, None)) is None:
-            said.append(f"worker {i} was not there at the end")
+            said.append(f"{called(i)} was not there at the end")
         else:
-            said.append(f"worker {i} was away from round {since + 1} on")
+            said.append(f"{called(i)} was away from round {since + 1} on")
     return said
 
 

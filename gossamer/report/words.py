@@ -7,6 +7,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from pathlib import PurePath
 from typing import Any, TypeAlias
 
@@ -191,10 +192,10 @@ def worker_name(names: Sequence[str], worker: int) -> str:
 def who(name: str) -> str:
     """A worker as prose names it.
 
-    >>> who("worker 3"), who("H100"), who("A100 #1"), who("RTX 6000"), who("fast-6")
-    ('worker 3', 'the H100', 'the A100 #1', 'the RTX 6000', 'worker fast-6')
+    >>> who("worker 3"), who("H100"), who("A100 #1"), who("RTX 6000"), who("fast-6"), who("site lyon")
+    ('worker 3', 'the H100', 'the A100 #1', 'the RTX 6000', 'worker fast-6', 'site lyon')
     """
-    return name if name.startswith("worker") else f"the {name}" if _GPU.match(name) else f"worker {name}"
+    return name if name.startswith(("worker", "site ")) else f"the {name}" if _GPU.match(name) else f"worker {name}"
 
 
 def with_method(label: str, run: Run) -> str:
@@ -268,6 +269,12 @@ def goes_on(runs: Sequence[Run]) -> str:
     return f"{'; '.join(said)}. All numbers are of what has been so far." if said else ""
 
 
+def _called(run: Run, worker: int) -> str:
+    """A worker where it is told what became of it: by its number, or by the site that it was."""
+    name = worker_name(worker_names(run), worker)
+    return name if run.summary["world"] == "wan" and name.startswith("site ") else f"worker {worker}"
+
+
 def alarms(runs: Sequence[Run]) -> list[str]:
     """A sentence for each run in which something calls for a look, whatever the loss says: refused contributions, or coordinates that did
     not move and were made to by a codec that has no zero."""
@@ -279,10 +286,11 @@ def alarms(runs: Sequence[Run]) -> list[str]:
                 f"{label}: {count} of {len(run.rounds)} contributions were refused, being not finite or far too large; "
                 "metrics.jsonl names workers and rounds. A lower learning rate is the usual remedy."
             )
-        if gone := away.stayed_away(run):
+        called = partial(_called, run)
+        if gone := away.stayed_away(run, called):
             kept = "; records of those who are not there at the end are not in this folder" if run.summary.get("without_records") else ""
             said.append(f"{label}: {', '.join(gone)}, and the others went on: the final model is their mean{kept}.")
-        if back := away.came_back(run):
+        if back := away.came_back(run, called):
             of = "" if run.summary["world"] == "wan" else ", with the state of another"
             said.append(f"{label}: {', '.join(back)}{of}.")
         if skipped := int(run.number("absent") or 0):

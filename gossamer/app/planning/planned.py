@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,25 +20,29 @@ MOST_SITES = 32
 """Sites up to which the lines between them are listed."""
 
 
-def begin(path: Path, job: Job, facts: dict[str, Any], tokenizer: Path | None = None) -> RunFolder:
+def begin(path: Path, job: Job, facts: dict[str, Any], tokenizer: Path | None = None, names: Sequence[str] | None = None) -> RunFolder:
     """The folder of a new run, with what was planned beside its configuration and facts (see RunFolder.create, which this calls).
+
+    Args:
+        names: of the workers, where the fleet does not say them.
 
     Raises:
         BadInput: the folder holds something, or cannot be made.
         RunFailed: the files cannot be written.
     """
     folder = RunFolder.create(path, job.config, facts, tokenizer)
-    write(path, job, facts["world"])
+    write(path, job, facts["world"], names)
     return folder
 
 
-def write(path: Path, job: Job, world: str) -> None:
+def write(path: Path, job: Job, world: str, names: Sequence[str] | None = None) -> None:
     """Writes `plan.json` into the folder of a run: when it begins, and when it goes on with other workers.
 
     Raises:
         RunFailed: it cannot be written.
     """
-    write_atomically(path / PLAN, json.dumps(clean(planned(job, world)), separators=(",", ":")) + "\n")
+    found = planned(job, world) | ({} if names is None else {"worker_names": list(names)})
+    write_atomically(path / PLAN, json.dumps(clean(found), separators=(",", ":")) + "\n")
 
 
 def planned(job: Job, world: str) -> dict[str, Any]:

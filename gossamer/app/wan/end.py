@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from gossamer.app.collect import STREAMS, everybody, merge
 from gossamer.app.folder import RunFolder
@@ -27,12 +27,14 @@ def conclude(
     state: State,
     missing: Callable[[list[int]], None],
     made: Callable[[], None],
+    names: Sequence[str],
 ) -> bool:
     """Everybody's records and parameters at the lowest living site, which writes the result and tells all.
 
     Args:
         missing: told who is not there at the end.
         made: called where this site has written the result.
+        names: of the workers.
 
     Returns:
         Whether this site made the summary.
@@ -49,7 +51,7 @@ def conclude(
         for name in STREAMS:
             merge(folder, name, [one[name] for one in streams if name in one])
         gone = [j for j in range(job.n) if j not in (group.living if job.servers else trees)]
-        write_result(job, "wan", folder, trees, hooks.judge, dead=gone, without_records=gone)
+        write_result(job, "wan", folder, trees, hooks.judge, dead=gone, without_records=gone, names=names)
         if gone:
             missing(gone)
         made()

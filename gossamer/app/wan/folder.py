@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from gossamer.app.config import load, shared
@@ -46,8 +47,8 @@ class SiteFolder(RunFolder):
         seat = facts.get("seat")
         self.seat = seat if isinstance(seat, int) else None
 
-    def begin(self, seat: int) -> None:
-        """Makes it, unless it is there.
+    def begin(self, seat: int, names: Sequence[str] | None = None) -> None:
+        """Makes it, unless it is there. `names`: of the workers, as far as they are known.
 
         Raises:
             BadInput: somebody has put something there meanwhile; or the site has another seat than before.
@@ -62,7 +63,7 @@ class SiteFolder(RunFolder):
             self.goes_on()
             return
         facts = facts_of(self._job, self._corpus, "wan") | self._mine | {"seat": seat}
-        begin(self.path, self._job, facts, self._corpus.tokenizer)
+        begin(self.path, self._job, facts, self._corpus.tokenizer, names)
         self.there, self.seat = True, seat
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from gossamer.app.job import Job
+from gossamer.app.summary import worker_names
 from gossamer.core.errors import BadInput, RunFailed
 from gossamer.core.ranges import Ranges
 from gossamer.wan.links.link import Traffic
@@ -40,6 +41,12 @@ def ranks_of(job: Job, site: str) -> int:
     if site not in named:
         raise BadInput(f"site {site} is not one of wan.sites ({', '.join(named)}): check --site")
     return job.fleet.ranks[list(named).index(site)]
+
+
+def names_of(job: Job, sites: Mapping[int, str]) -> list[str]:
+    """What the workers are called: as their sites, by seat; one that is not known, as the fleet says."""
+    known = {**dict(enumerate(job.config.wan.sites)), **sites}
+    return [f"site {known[i]}" if i in known else name for i, name in enumerate(worker_names(job))]
 
 
 def shifted(address: str | None, rank: int) -> str | None:

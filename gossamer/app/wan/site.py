@@ -27,7 +27,7 @@ from gossamer.app.wan.logs import LogPlace
 from gossamer.app.wan.meeting import Meeting, Vain
 from gossamer.app.wan.ops import SiteOps
 from gossamer.app.wan.out import Out
-from gossamer.app.wan.places import address_of, by_site, places_of
+from gossamer.app.wan.places import address_of, by_site, names_of, places_of
 from gossamer.app.wan.presence import Presence, Where
 from gossamer.app.wan.ranks import Ranks
 from gossamer.app.wan.slow import Slow
@@ -140,11 +140,11 @@ class SiteRun:
         with holding.progress:
             try:
                 if folder.there:
-                    folder.begin(me)
+                    folder.begin(me, self._names())
                     holding.go_on()
                 while True:
                     session = self.entrance.open(self.ranks.settle(self._check_signal, timeouts.deadline))
-                    folder.begin(me)
+                    folder.begin(me, self._names())
                     if (made := self._train(session, holding)) is not None:
                         self.client.leave()
                         self.ranks.save()
@@ -356,7 +356,12 @@ class SiteRun:
                 over = Plan(version=self.client.news.plan + 1, since=self.job.method.rounds, body=OVER + self.where.site)
                 self.client.publish(over, self.client.timeouts.call)
 
-        return conclude(self.job, group, self.folder, holding.hooks, state, missing, made)
+        return conclude(self.job, group, self.folder, holding.hooks, state, missing, made, self._names())
+
+    def _names(self) -> list[str]:
+        """Of the workers: their sites, as far as these have come."""
+        roster = self.presence.roster() or self.client.roster
+        return names_of(self.job, {member.seat: member.site for member in roster.members})
 
     def _lost(self, worker: int, lost: PeerLost) -> None:
         self._why = "lost"
