@@ -62,6 +62,9 @@ def test_a_site_that_is_gone_at_the_end_is_not_said_to_have_died(tmp_path: Path)
     assert "site porto was away from round 8 on, and" in away and back.endswith("site lyon was away from round 4 on and back in round 8.")
     run = wide(tmp_path / "c", {i: {1, 2, 9, 10} for i in range(4)}, {})
     assert notes(run) == (True, True), "nobody has all of its time"
+    path = run.folder / "metrics.jsonl"
+    write_lines(path, [r for r in read_lines(path) if r["worker"] == 0])
+    assert notes(Run.load(run.folder)) == (False, True), "a site that knows its own records alone does not know the time of others"
 
 
 def test_elsewhere_the_records_know_of_a_death(tmp_path: Path) -> None:

@@ -58,10 +58,12 @@ def tokens_left_out(run: Run) -> bool:
 
 
 def time_left_out(run: Run) -> bool:
-    """Whether the total time, the longest of all workers', lacks something: no worker has records of all rounds, and some are lost."""
-    if not tokens_left_out(run):
-        return False
+    """Whether the total time, the longest of all workers', lacks something: no worker has records of all rounds, and some are lost. Not
+    known, and so not said, in a folder without the records of all who were there at the end."""
     first, found = min((r.round for r in run.rounds), default=1), gaps(run)
+    there = set(range(run.workers)) - set(run.summary.get("dead") or ())
+    if not tokens_left_out(run) or there - set(found):
+        return False
     reach = {i: {r.round for r in run.rounds if r.worker == i} for i in found}
     rounds = set(range(first, int(run.summary["rounds"]) + 1))
     return not any(rounds <= reach[i] for i in found)
