@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import shutil
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
@@ -21,6 +22,8 @@ from gossamer.core.fleet import Fleet
 from gossamer.real.signals import end_with_parent
 from gossamer.train import checkpoint
 
+STOPPING = "stopping: each run in progress ends after its round or the next, with a checkpoint, from which the same command goes on"
+"""Said at a Ctrl-C, where a round may take minutes."""
 ONE_SEED = "One seed: differences may be chance."
 """Of a table whose rows have one run each."""
 
@@ -48,10 +51,15 @@ def compare(jobs: Sequence[Job], out: Path, *, processes: int = 1, console: Cons
     jobs[0].corpus()  # made once, before all processes ask for it
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), initializer=end_with_parent) as pool:
         running = {pool.submit(_in_a_process, job.config, folder): job for job, folder in todo}
-        for number, done in enumerate(as_completed(running), start=1):
-            done.result()
-            if console:
-                console.print(f"{number} of {len(running)} done: {running[done].title}")
+        try:
+            for number, done in enumerate(as_completed(running), start=1):
+                done.result()
+                if console:
+                    console.print(f"{number} of {len(running)} done: {running[done].title}")
+        except KeyboardInterrupt:  # of a terminal, which the runs hear too
+            print(STOPPING, file=sys.stderr, flush=True)
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     return folders
 
 

@@ -21,6 +21,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from gossamer.app.config import Config
 from gossamer.app.folder import RunFolder
 from gossamer.app.grids.cell import cell_path, store
+from gossamer.app.grids.compare import STOPPING
 from gossamer.app.job import Job, resolve
 from gossamer.app.lock import claimed
 from gossamer.app.simulate import simulate
@@ -115,6 +116,7 @@ def _side_by_side(attempts: Sequence[Attempt], processes: int) -> Ended:
             "rest (with fewer --jobs, if it was memory)"
         ) from None
     except KeyboardInterrupt:
+        print(f"{STOPPING}; once more ends them at once", file=sys.stderr, flush=True)
         to_stop.close()
         try:
             with handling(interrupt):
