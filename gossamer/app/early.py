@@ -106,7 +106,8 @@ def had_ended(run: RunFolder, round: int | None) -> str | None:
         return None
     return (
         f"the run in {run.path} has come to its end after round {run.summary().get('rounds')}: nothing was trained. For more rounds begin "
-        f"a new run from its model: gossamer export {run.path} --to MODEL, then --set model.checkpoint=MODEL"
+        f"a new run from its model: gossamer export {run.path} --to MODEL, then --set model.checkpoint=MODEL "
+        "--set data.tokenizer=MODEL"
     )
 
 
