@@ -35,6 +35,7 @@ def halos_sets(text: Path, fleet: Path, sites: tuple[str, ...], **more: object) 
     base: dict[str, object] = {
         "fleet__name": f'"{fleet}"', "run__rounds": 12, "method__report_every": 1, "wan__sites": json.dumps(sites),
         "method__block": 2, "method__local_delay": 2, "method__local_lr": 1.4, "method__global_lr": 1.0, "inner__lr": 3e-3,
+        "wan__deadline_s": 30.0,  # who is silent for 5 s while all processes start is not taken for gone
     }  # fmt: skip
     return sets_of(text, len(sites), "halos", **(base | more))
 
