@@ -185,7 +185,14 @@ class Notes:
         mine = self.members.hear(src, view)
         self._tell(mine)
         for j in view.dead - {self.members.stop}:
-            self.board.gone(j, f"{self.board.name(src)} lost it")
+            self._lost_by(src, j)
+
+    def _lost_by(self, src: Addr, dead: Addr) -> None:
+        """Under the condition: another worker says who is dead. That one is told: it may be alive, where the connection between these two
+        alone has broken, and must not wait for those who take it for gone."""
+        if dead not in self.board.dead and dead not in self.board.left:
+            self._send(dead, _LOST, dead)
+        self.board.gone(dead, f"{self.board.name(src)} lost it")
 
     def _await_request(self) -> None:
         while (signal := self._asked.get()) is not None:
@@ -268,8 +275,10 @@ class Notes:
                     self._hear(src, a, signal)
                 elif kind in (_TAKEN, _SKIP):
                     self.pairs.hear(src, a, kind == _TAKEN)
+                elif kind == _LOST and self.board.survives and a == src:
+                    self.board.gone(a, "it failed")
                 elif kind == _LOST and self.board.survives and a != self.me:
-                    self.board.gone(a, "it failed" if a == src else f"{self.board.name(src)} lost it")
+                    self._lost_by(src, a)
                 elif kind == _LOST:
                     why = "it failed" if a == src else f"{self.board.name(src)} lost it"
                     lost = PeerLost(a, b, why, self.board.name(a))
