@@ -41,7 +41,6 @@ def same(a: Sequence[Cell], b: Sequence[Cell]) -> bool:
 def test_a_local_ray_runs_the_same_cells(
     configs: list[Config], wanted: list[Cell], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("ray")
     monkeypatch.setenv("RAY_prestart_worker_first_driver", "0")  # one process is enough,
     monkeypatch.setenv("RAY_worker_register_timeout_seconds", "600")  # and a busy machine takes its time to start it
     with warnings.catch_warnings():
@@ -56,7 +55,6 @@ def test_a_local_ray_runs_the_same_cells(
 
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # the logs of submitit's debug executor
 def test_submitit_runs_what_is_missing_and_no_more(configs: list[Config], wanted: list[Cell], tmp_path: Path) -> None:
-    pytest.importorskip("submitit")
     first = run_cells(configs[:1], cells=tmp_path / "cells", work=tmp_path / "work")
     on = engine_named("slurm", ["cluster=debug", "partition=gpu", "timeout_min=5"], 2, tmp_path / "jobs")
     got = run_cells(configs, cells=tmp_path / "cells", work=tmp_path / "work", engine=on)

@@ -110,7 +110,6 @@ def test_what_slurm_is_asked_for_exists() -> None:
 
 
 def test_the_grid_is_one_and_its_options_are_known(tmp_path: Path) -> None:
-    pytest.importorskip("submitit")
     (arguments,) = list(commands((EXAMPLES / "slurm" / "grid.sh").read_text()))
     params = check_command(arguments)
     assert [len(axis(text).values) for text in params["grid"]] == [3, 2] and params["engine"] == "slurm"

@@ -120,7 +120,7 @@ def test_of_a_synchronous_run_the_model_is_what_all_hold(text: Path, tmp_path: P
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers, about names that peft still uses
 def test_an_adapter_alone_goes_on_the_checkpoint_that_it_was_trained_beside(exported: Path, text: Path, tmp_path: Path) -> None:
-    peft = pytest.importorskip("peft")
+    import peft
     from transformers import AutoModelForCausalLM
 
     sets = {"model__checkpoint": f'"{exported}"', "model__config": '""', "data__tokenizer": f'"{exported}"', "model__adapter__rank": 2}

@@ -110,7 +110,8 @@ def test_loggers_show_what_metrics_say(run: tuple[RunFolder, Kept]) -> None:
 
 
 def test_tensorboard_reads_back_the_same(run: tuple[RunFolder, Kept]) -> None:
-    events = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
+    from tensorboard.backend.event_processing import event_file_loader as events
+
     folder, kept = run
     (file,) = (folder.path / "tensorboard").iterdir()
     found: Shown = defaultdict(list)
@@ -137,7 +138,8 @@ def test_a_real_worker_tells_its_own_as_it_goes(tmp_path: Path, monkeypatch: pyt
 
 
 def test_what_lies_after_the_round_that_a_run_goes_on_from_is_dropped(tmp_path: Path) -> None:
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.plugin_event_accumulator")
+    from tensorboard.backend.event_processing import plugin_event_accumulator as accumulator
+
     sink = SINKS["tensorboard"](Run(tmp_path, "p", "n"))
     for tokens in (10, 20, 30):
         sink.log(Row({"eval/loss": tokens}, tokens, tokens // 10))
@@ -151,7 +153,6 @@ def test_what_lies_after_the_round_that_a_run_goes_on_from_is_dropped(tmp_path: 
 
 
 def test_wandb_writes_a_run_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("wandb")
     for key in ("WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR"):
         monkeypatch.setenv(key, str(tmp_path / key))
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")  # nobody listens there
@@ -172,10 +173,9 @@ def test_wandb_writes_a_run_without_a_network(tmp_path: Path, monkeypatch: pytes
 
 def test_trackio_keeps_a_run_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "shown"))
-    trackio = pytest.importorskip("trackio", exc_type=ImportError)
-    if not hasattr(trackio, "log_system"):
-        pytest.skip("the trackio that is installed is too old")
-    monkeypatch.setattr(sys.modules["trackio.sqlite_storage"], "TRACKIO_DIR", tmp_path / "shown")
+    from trackio import sqlite_storage
+
+    monkeypatch.setattr(sqlite_storage, "TRACKIO_DIR", tmp_path / "shown")
     sink = SINKS["trackio"](Run(tmp_path, "cloth", "a run"))
     sink.log(Row({"eval/loss": 2.5}, 64, 1))
     sink.close()

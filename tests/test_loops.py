@@ -25,20 +25,9 @@ from gossamer.net import launch
 ROOT = Path(__file__).resolve().parent.parent
 LOOPS = ROOT / "examples" / "loops"
 NAMES = ("plain", "titan", "hf_trainer", "lightning_trainer")
-NEEDED = {"lightning_trainer": "lightning", "hf_trainer": "accelerate"}
+HEAVY = ("accelerate", "lightning")
+"""What some of them load, and takes its time."""
 MARK = "  # +"
-
-
-@pytest.fixture(scope="module")
-def there() -> list[str]:
-    """The examples whose libraries are installed."""
-    return [name for name in NAMES if name not in NEEDED or find(NEEDED[name])]
-
-
-def find(module: str) -> bool:
-    from importlib.util import find_spec
-
-    return find_spec(module) is not None
 
 
 @pytest.fixture(scope="module")
@@ -50,13 +39,13 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def trained(cache: Path, there: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All of them, run by two processes."""
     out = tmp_path_factory.mktemp("loops")
     env = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
     said: list[str] = []
-    command = [sys.executable, "-m", "loop_worker", str(out), *there]
-    modules = ("gossamer.app.train", "gossamer.library", *(NEEDED[name] for name in there if name in NEEDED))
+    command = [sys.executable, "-m", "loop_worker", str(out), *NAMES]
+    modules = ("gossamer.app.train", "gossamer.library", *HEAVY)
     code = launch(2, command, out / "logs", env=env, say=said.append, modules=modules)
     assert code == 0, "\n".join(said)
     return out
@@ -72,9 +61,7 @@ def reference(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_loop_ends_with_the_bits_of_the_project_s_run(name: str, trained: Path, there: list[str], reference: str) -> None:
-    if name not in there:
-        pytest.skip(f"{NEEDED[name]} is not installed")
+def test_the_loop_ends_with_the_bits_of_the_project_s_run(name: str, trained: Path, reference: str) -> None:
     for worker in range(2):
         params = torch.load(trained / f"{name}-{worker}.pt", weights_only=True)
         assert sha256(params) == reference
@@ -93,7 +80,8 @@ def test_a_loop_needs_twenty_lines_at_most(name: str) -> None:
 @pytest.mark.filterwarnings("ignore")  # of Lightning's, about torch, about loaders of few workers, and about metrics of no logger
 def test_lightning_s_losses_and_checkpoints(tmp_path: Path) -> None:
     """It divides the loss of each batch by as many as it accumulates. What was saved without the outer state is not gone on from."""
-    lightning = pytest.importorskip("lightning.pytorch")
+    import lightning.pytorch as lightning
+
     from gossamer.integrations.lightning import GossamerCallback
 
     class Module(lightning.LightningModule):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright import sync_api
 from report_folders import make_plan, make_run, read_lines, write_lines
 
 from gossamer.report.grid_page import grid_page, heading
@@ -16,7 +17,6 @@ from gossamer.report.page import write_page
 from gossamer.report.serve import Live, Server
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: the page is not looked at in a browser")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed: the page is not looked at in a browser")
 QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-dev-shm-usage", "--no-first-run"]
 SIDEWAYS = "document.documentElement.scrollWidth - document.documentElement.clientWidth"

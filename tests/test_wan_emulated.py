@@ -14,7 +14,6 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-pytest.importorskip("grpc")
 from bench import wan_cut, wan_saturated  # noqa: E402
 from bench.wan_field import Wan, field, lines, sets_of  # noqa: E402
 from bench.wan_link import why_not  # noqa: E402

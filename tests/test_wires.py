@@ -62,7 +62,6 @@ def by_gloo() -> Iterator[Pair]:
 
 @contextmanager
 def by_grpc() -> Iterator[Pair]:
-    pytest.importorskip("grpc")
     from wan_toys import two
 
     with two() as (a, b):
@@ -74,7 +73,6 @@ def in_memory(n: int, job: Callable[[Group], Any], wrap: Wrap = lambda wire, cha
 
 
 def in_sites(n: int, job: Callable[[Group], Any]) -> list[Any]:
-    pytest.importorskip("grpc")
     from wan_toys import in_sites
 
     return in_sites(n, job)
